@@ -24,10 +24,15 @@ from kgen.config import template_root
 from kgen.errors import BuildError, ConfigError
 from kgen.runtime.layouts import D_V, LAYOUTS, KvLayout
 
-TRITON_RANGE = {"portable": ("3.4", "4.0"), "combine": ("3.4", "4.0"), "cache_ops": ("3.4", "4.0")}
+TRITON_RANGE = {
+    "portable": ("3.4", "4.0"),
+    "combine": ("3.4", "4.0"),
+    "cache_ops": ("3.4", "4.0"),
+    "index_ops": ("3.4", "4.0"),
+}
 """Triton versions [from, below) that a family's text is valid for."""
 
-LAYOUT_FREE = ("combine",)
+LAYOUT_FREE = ("combine", "index_ops")
 """Families whose text does not depend on the cache layout."""
 
 
