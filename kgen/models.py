@@ -25,7 +25,7 @@ MAX_PAGE = 1 << 16
 SCALE_RULES = ("pow2", "arbitrary")
 ROLES = ("target", "draft")
 FP16_SCALE_LIMITS = (6e-5, 146.0)
-"""Group scales inside these keep `scale * e4m3` exact enough in fp16: 146 * 448 < 65504 (decision 12)."""
+"""Group scales inside these keep `scale * e4m3` exact enough in fp16: 146 * 448 < 65504."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def model_specs(model: ModelSpec, arch_name: str) -> list[KernelSpec]:
 
 
 def anchor_specs(model: ModelSpec, arch_name: str) -> list[KernelSpec]:
-    """The specs of `model_specs` that are measured first (decision 4)."""
+    """The specs of `model_specs` that are measured first: both ends of TP, decode and prefill."""
     specs: list[KernelSpec] = []
     for anchor in model.anchors:
         shape = model.shape(anchor.shape)
