@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -155,3 +157,47 @@ def test_roots_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert config.config_root() == package / "_data" / "configs"
     with pytest.raises(ConfigError, match="set KGEN_TEMPLATES"):
         config.template_root()
+
+
+ODD = [None, True, -1, 0, 10**400, 1.5, float("inf"), "", "x", "\x85", [], [[]], {}, {"a": 1}, {1: 2}, b"\x00"]
+
+
+def places(value, path=()):
+    """Paths of every value in a document."""
+    yield path
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+def replaced(value, path, new):
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "reader"),
+    [("archs", "sm90", read_arch), ("models", "dsv41", read_model), ("spaces", "portable", read_space)],
+)
+def test_any_value_replaced_by_an_odd_one_loads_or_is_refused(tmp_path: Path, folder: str, name: str, reader) -> None:
+    """Each value of a shipped file in turn, by one odd value of a fixed random choice: never a traceback."""
+    source = config.config_root()
+    (tmp_path / "archs").mkdir()
+    (tmp_path / "archs" / "sm100.yaml").write_bytes((source / "archs" / "sm100.yaml").read_bytes())
+    path = tmp_path / folder / f"{name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    document = yaml.safe_load((source / folder / f"{name}.yaml").read_text())
+    rng = random.Random(54)
+    refused = 0
+    chosen = rng.sample(list(places(document)), 90)
+    for place in chosen:
+        path.write_text(yaml.safe_dump(replaced(document, place, rng.choice(ODD)), sort_keys=False))
+        try:
+            reader(path)
+        except ConfigError as error:
+            assert path.name in str(error)
+            refused += 1
+    assert refused > 60
