@@ -1,7 +1,7 @@
 """Generated cases: adversarial by default, peaked so that a lost key is seen (decision 16).
 
-What must not matter is hostile: slots that no valid index names, pads, and the memory before and after a cache hold NaN;
-positions beyond a length hold wild or in-range garbage; q and indices are slices of wider buffers.
+What must not matter is hostile: slots that no valid index names, pads, and the memory before and after a cache hold
+NaN; positions beyond a length hold wild or in-range garbage; q and indices are slices of wider buffers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _side(spec: CaseSpec, topk: int, slots: int, page: int, gen: torch.Generator
     rows = _randn(gen, slots, spec.d_qk) * spec.value_scale
     # magnitudes differ from group to group, so that a scale taken from another group shows
     blocks = torch.exp2(_randint(gen, -1, 2, slots, spec.d_qk // 32).float())
-    rows = (rows.unflatten(1, (-1, 32)) * blocks[:, :, None]).flatten(1)
+    rows = (rows.view(slots, -1, 32) * blocks[:, :, None]).flatten(1)
     return _Side(rows, slots, page, indices, lengths, valid)
 
 
@@ -105,7 +105,7 @@ def _wild(slots: int, gen: torch.Generator, *shape: int) -> Tensor:
 
 
 def _garbage(indices: Tensor, valid: Tensor, first: Tensor, slots: int, gen: torch.Generator) -> Tensor:
-    """What lies beyond a length: the row's first valid key once more (a length + 1 then shows), then wild or in range."""
+    """Beyond a length: the row's first valid key once more (a length + 1 then shows), then wild or in range."""
     shape = tuple(indices.shape)
     mixed = torch.where(_rand(gen, *shape) < 0.5, _wild(slots, gen, *shape), _randint(gen, 0, slots, *shape))
     if indices.numel() == 0:
@@ -200,7 +200,7 @@ def _forced_scales(spec: CaseSpec, side: _Side, gen: torch.Generator) -> Tensor 
     if kind in ("flashmla", "vllm", "sglang", "arbitrary") or not spec.paged:
         return None
     latent, group = {"v32": (512, 128), "v4": (448, 64)}.get(spec.layout, (512, 32))
-    amax = side.rows[:, :latent].unflatten(1, (-1, group)).abs().amax(2)
+    amax = side.rows[:, :latent].reshape(side.slots, -1, group).abs().amax(2)
     scales = pack.group_scales(amax, spec.layout, "flashmla")
     if kind == "odd_fp32":
         if spec.layout != "v32":
@@ -279,7 +279,7 @@ def _pad_q(q: Tensor, spec: CaseSpec) -> Tensor:
         wide = torch.full((tokens, heads + 1, d + 8), float("nan"), dtype=q.dtype, device=q.device)
         wide[:, :heads, :d] = q
         q = wide[:, :heads, :d]
-    return q.unflatten(0, (tokens // spec.s_q, spec.s_q)) if spec.s_q > 1 else q
+    return q.view(tokens // spec.s_q, spec.s_q, heads, d) if spec.s_q > 1 else q
 
 
 def _index_view(indices: Tensor, spec: CaseSpec) -> Tensor:
@@ -291,5 +291,5 @@ def _index_view(indices: Tensor, spec: CaseSpec) -> Tensor:
         wide[:, : indices.shape[1]] = indices
         indices = wide[:, : indices.shape[1]]
     if spec.s_q > 1:
-        return indices.unflatten(0, (spec.tokens // spec.s_q, spec.s_q))
+        return indices.view(spec.tokens // spec.s_q, spec.s_q, indices.shape[1])
     return indices[:, None, :] if spec.index_3d else indices

@@ -1,7 +1,7 @@
 """Comparison as FlashMLA does it (decision 14), and the bounds with their reasons.
 
-For each tensor: every element is within abs or within rel; NaN and infinities stand at the same places with the same sign;
-and 1 - cosine of the whole tensor is small. Nothing here raises: a wrong shape is a failed report too.
+For each tensor: every element is within abs or within rel; NaN and infinities stand at the same places with the same
+sign; and 1 - cosine of the whole tensor is small. Nothing here raises: a wrong shape is a failed report too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .reference import Reference
 
 @dataclass(frozen=True)
 class Bound:
-    """An element passes when |a - r| <= abs or |a - r| <= rel * |r|; the tensor when 1 - 2<a,r>/(<a,a>+<r,r>) <= cos."""
+    """An element passes if |a - r| <= abs or |a - r| <= rel * |r|; the tensor if 1 - 2<a,r>/(<a,a>+<r,r>) <= cos."""
 
     abs: float
     rel: float
@@ -46,7 +46,7 @@ TOLERANCES: dict[str, Tolerance] = {
             out=Bound(8e-4, 3.01 / 128, 7e-6),
             lse=Bound(1e-6, 2.01 / 65536, 1e-7),
             max_logits=Bound(1e-6, 2.01 / 65536, 1e-7),
-            reason="K is stored in bf16, products accumulate in fp32: only P and out are rounded to bf16; abs is for |v| ~ 0.1",
+            reason="K is stored in bf16, sums are fp32: only P and out are rounded to bf16; abs is for |v| ~ 0.1",
             source="FlashMLA tests/test_flash_mla_sparse_prefill.py @9241ae3; cosine of lse and max_logits is ours",
         ),
         Tolerance(
@@ -55,14 +55,14 @@ TOLERANCES: dict[str, Tolerance] = {
             lse=Bound(1e-6, 8.01 / 65536, 1e-7),
             max_logits=Bound(1e-6, 8.01 / 65536, 1e-7),
             reason="e4m3 times a power of two is exact in bf16, so that K is not rounded: as bf16",
-            source="FlashMLA tests/test_flash_mla_sparse_decoding.py @9241ae3; max_logits as lse, cosine of both is ours",
+            source="FlashMLA tests/test_flash_mla_sparse_decoding.py @9241ae3; max_logits as lse, both cosines are ours",
         ),
         Tolerance(
             "fp8_rounded",
             out=Bound(2e-3, 3.01 / 128, 2e-5),
             lse=Bound(6e-3, 8.01 / 65536, 1e-6),
             max_logits=Bound(6e-3, 8.01 / 65536, 1e-6),
-            reason="e4m3 times an arbitrary fp32 scale is rounded to bf16 (2^-9 of each K), which moves logits by about 6e-3",
+            reason="e4m3 times an arbitrary fp32 scale is rounded to bf16 (2^-9 of each K): logits move by about 6e-3",
             source="decision 15 (6e-3, measured); out is ours: FlashMLA's decode bound widened by the moved weights",
         ),
     )
@@ -152,16 +152,18 @@ def _compare(name: str, actual: Tensor, truth: Tensor, bound: Bound, trailing: i
     needed = error[out_of_rel].max().item() if bool(out_of_rel.any()) else 0.0
     relative = torch.where(error == 0, error, error / r.abs().clamp_min(1e-300))
     cos_diff = _cos_diff(a, r)
-    why = []
+    faults = []
     if special:
-        why.append(f"NaN or infinity differs in {special} elements")
+        faults.append(f"NaN or infinity differs in {special} elements")
     if outside:
-        why.append(f"{outside} of {a.numel()} elements off by more than {bound.abs:.1e} and {bound.rel:.1e} relative")
+        faults.append(
+            f"{outside} of {a.numel()} elements off by more than {bound.abs:.1e} and {bound.rel:.1e} relative"
+        )
     if cos_diff > bound.cos:
-        why.append(f"cosine differs by {cos_diff:.1e}, more than {bound.cos:.1e}")
+        faults.append(f"cosine differs by {cos_diff:.1e}, more than {bound.cos:.1e}")
     worst_abs, worst_rel = error.max().item(), relative.max().item()
-    text = ", ".join(why) + (f" (worst {worst_abs:.1e})" if why else "")
-    return TensorReport(name, not why, worst_abs, worst_rel, needed, cos_diff, outside, special, text)
+    text = ", ".join(faults) + (f" (worst {worst_abs:.1e})" if faults else "")
+    return TensorReport(name, not faults, worst_abs, worst_rel, needed, cos_diff, outside, special, text)
 
 
 def _cos_diff(a: Tensor, r: Tensor) -> float:

@@ -15,8 +15,8 @@ from kgen.runtime.layouts import LAYOUTS
 class Inputs:
     """The arguments of one `sparse_mla` call; shapes of decisions.md, point 6.
 
-    q [T, h, d_qk] or [b, s_q, h, d_qk] bf16; kv flat bf16 [slots, d_qk] or paged uint8 [pages, page, 1, bytes]; indices int32
-    [T, topk], [T, 1, topk] or [b, s_q, topk]; lengths int32 [T] or [b]; attn_sink fp32 [h], natural-log units.
+    q [T, h, d_qk] or [b, s_q, h, d_qk] bf16; kv flat bf16 [slots, d_qk] or paged uint8 [pages, page, 1, bytes]; indices
+    int32 [T, topk], [T, 1, topk] or [b, s_q, topk]; lengths int32 [T] or [b]; attn_sink fp32 [h], natural-log units.
     """
 
     q: Tensor
@@ -67,12 +67,13 @@ SCALE_KINDS = ("flashmla", "vllm", "sglang", "arbitrary", "odd_fp32", "ue8m0_ext
 class CaseSpec:
     """A generated case, described; `kgen.check.cases.make_case` builds it. Adversarial unless told otherwise.
 
-    index kinds (`index_at`, `index_value` are their arguments): clean: all valid; random: one in five is wild; all_invalid;
-    some_empty: every third row has no valid key; leading/trailing: `index_at` masked columns; alternating: masked and
+    index kinds (`index_at`, `index_value` are their arguments): clean: all valid; random: one in five is wild;
+    all_invalid; some_empty: every third row has no valid key; leading/trailing: `index_at` masked columns; alternating: masked and
     valid blocks of `index_at`; single: one valid key at column `index_at`; wild: `index_value` at column `index_at` of
     every row; duplicates: a quarter of the keys, repeated; tail: valid keys only in the last columns.
-    page_gap: bytes added to the page stride (to the row stride of flat caches). value_scale: size of K's elements; 0.1 is
-    what FlashMLA's tests use and what its absolute bounds are made for. q_pad: q and indices are slices of wider buffers.
+    page_gap: bytes added to the page stride (to the row stride of flat caches). value_scale: size of K's elements; 0.1
+    is what FlashMLA's tests use and what its absolute bounds are made for. q_pad: q and indices are slices of wider
+    buffers.
     """
 
     layout: str = "bf16_d576"  # a key of kgen.runtime.layouts.LAYOUTS

@@ -63,8 +63,8 @@ def _ceil_log2(x: Tensor) -> Tensor:
 def group_scales(amax: Tensor, layout: str, rule: ScaleRule) -> Tensor:
     """Float64 scales from the largest magnitude of each group, by the rule of one writer (tables of spec 1.1 and 1.2).
 
-    flashmla: 2^ceil(log2(max(amax/448, 1e-4))). vllm: the same on V32 (after PR 49435); on UE8M0 layouts the floor 1e-4 is
-    on amax. sglang: floor 1e-8 on amax; on V32 plain amax/448. arbitrary: max(amax/448, FLT_MIN) in fp32, V32 only.
+    flashmla: 2^ceil(log2(max(amax/448, 1e-4))). vllm: the same on V32 (after PR 49435); on UE8M0 layouts the floor 1e-4
+    is on amax. sglang: floor 1e-8 on amax; on V32 plain amax/448. arbitrary: max(amax/448, FLT_MIN) in fp32, V32 only.
     A group with a NaN or infinity gets a NaN scale.
     """
     if rule == "arbitrary" and layout != "v32":
@@ -91,7 +91,7 @@ def pack_flat(
 ) -> Tensor:
     """[slots, d] float -> bf16 view [slots, d] with stride(0) = d + row_gap, inside a larger buffer.
 
-    With `poison`, unused slots (`used` False), row gaps and `guard_rows` rows on both sides hold NaN (inf in every second one).
+    With `poison`, unused slots (`used` False), row gaps and `guard_rows` rows on both sides hold NaN, every second row inf.
     """
     slots, d = rows.shape
     width = d + row_gap
@@ -119,10 +119,10 @@ def pack_paged(
     poison: bool = False,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """[slots, d_qk] float rows -> uint8 cache [pages, page, 1, token_bytes], stride(1) = token_bytes, stride(0) = page_stride.
+    """[slots, d_qk] float rows -> uint8 cache [pages, page, 1, token_bytes] with strides (page_stride, token_bytes, …).
 
-    slots is rounded up to whole pages. page_stride: bytes, at least page * token_bytes; default `page_bytes`. used: bool
-    [slots]; slots that are not used keep the fill. poison: every byte that no used token owns (unused slots, V4's pad
+    slots is rounded up to whole pages. page_stride: bytes, at least page * token_bytes; default `page_bytes`. used:
+    bool [slots]; slots that are not used keep the fill. poison: every byte that no used token owns (unused slots, V4's pad
     byte, tail pads, `guard_bytes` on both sides) is 0xFF, else 0. scales: [slots, groups] float64, overrides the rule.
     """
     form = _FORMATS[layout]
@@ -166,7 +166,7 @@ def write_rows(
         slot = slot[used]
         rows = rows[used]
         scales = None if scales is None else scales[used]
-    groups = rows[:, : form.latent].unflatten(1, (-1, form.group))
+    groups = rows[:, : form.latent].reshape(rows.shape[0], -1, form.group)
     if scales is None:
         scales = group_scales(groups.abs().amax(dim=2), layout, scale_rule)
     scaled = groups.double() / scales[:, :, None]

@@ -22,8 +22,8 @@ D_V = 512
 class Reference:
     """out [..., h, 512], lse and max_logits [..., h], float64; leading dims are q's, or [len(rows)] for a subset.
 
-    Natural log, sink not in lse. A row without a valid key has out 0, lse -inf, max_logits -inf; a valid key that holds NaN
-    makes its row NaN in all three.
+    Natural log, sink not in lse. A row without a valid key has out 0, lse -inf, max_logits -inf; a valid key that holds
+    NaN makes its row NaN in all three.
     """
 
     out: Tensor
@@ -67,7 +67,7 @@ def attention_reference(
 def attend(
     q: Tensor, keys: Tensor, valid: Tensor, sm_scale: float, sink: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, lse, max_logits) of q [r, h, d] over keys [r, n, d] where valid [r, n]; float64. Masked keys must be finite."""
+    """(out, lse, max_logits) of q [r, h, d] over keys [r, n, d] where valid [r, n]; float64. Masked keys are finite."""
     keep = valid[:, None, :]
     logits = (torch.einsum("rhd,rnd->rhn", q, keys) * sm_scale).masked_fill(~keep, float("-inf"))
     top = logits.amax(dim=2)
@@ -139,7 +139,8 @@ def decode_slots(kv: Tensor, layout: str, slot: Tensor) -> Tensor:
 
 
 def _scaled(codes: Tensor, scale: Tensor, group: int) -> Tensor:
-    return (_e4m3(codes).unflatten(1, (-1, group)) * scale[:, :, None]).flatten(1)
+    values = _e4m3(codes).view(codes.shape[0], codes.shape[1] // group, group)
+    return (values * scale[:, :, None]).flatten(1)
 
 
 def _e4m3_value(code: int) -> float:

@@ -1,7 +1,7 @@
 """Inputs for timing: those of the peers' measurements, so that numbers stand beside each other.
 
-q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with power-of-two scales in which 64 requests own
-randomly permuted pages. bf16 pools: 32,768 rows. Lengths uniform in [k/2, k] with -1 beyond; sinks N(0, 1).
+q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with power-of-two scales in which 64 requests
+own randomly permuted pages. bf16 pools: 32,768 rows. Lengths uniform in [k/2, k] with -1 beyond; sinks N(0, 1).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def tuning_inputs(
 ) -> list[Inputs]:
     """`sets` input sets of `tokens` queries over one pool (one per cache), for calls that rotate over them.
 
-    pool_bytes: size of each fp8 pool; default the peers' (1.38 GB V32, 0.61 GB others) on a GPU and 16 MB on a CPU. sink:
-    default only for dual caches, as the peers were timed. A request smaller than the width repeats indices.
+    pool_bytes: size of each fp8 pool; default the peers' (1.38 GB V32, 0.61 GB others) on a GPU and 16 MB on a CPU.
+    sink: default only for dual caches, as the peers were timed. A request smaller than the width repeats indices.
     """
     gen = torch.Generator(device=device)
     gen.manual_seed(seed)

@@ -52,6 +52,7 @@ class Plan:
             "BLOCK_K": config["block_k"],
             "SWAP_AB": config["swap_ab"],
             "SCORE_SCALES": config["scale_site"] == "score",
+            "PREFETCH": config["prefetch"],
             "DUAL": self.dual,
             "SPLIT": self.splits > 1,
             "HEADS": self.heads,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,7 +258,7 @@ def test_kill_loses_at_most_the_last_line(tmp_path: Path) -> None:
 # ---- identity (B51, B54) --------------------------------------------------------------------------------------------
 
 
-def _other(value: object) -> object:
+def _other(value: object) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
