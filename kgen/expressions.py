@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +71,14 @@ def parse_expression(text: str, known: Collection[str]) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ConfigError(f"An expression is at most {MAX_LENGTH} characters long, this one has {len(text)}.")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python only warns about (`1or 2`, an odd escape) is refused here
+            tree = ast.parse(text.strip(), mode="eval")
         names: set[str] = set()
         evaluate = _compile(tree.body, known, names)
     except SyntaxError as error:
         raise ConfigError(f"`{text}` is not an expression: {error.msg} (column {error.offset}).") from None
-    except (RecursionError, MemoryError, ValueError):
+    except (RecursionError, MemoryError, ValueError, Warning):
         raise ConfigError(f"`{text[:40]}…` cannot be read as an expression.") from None
     return Expression(text, frozenset(names), evaluate)
 

@@ -67,6 +67,7 @@ def test_values(text: str, value: object) -> None:
         "heads >",
         "head > 1",
         "await heads",
+        "1or heads",
         "*heads",
         "\x00",
         "(" * 300,
