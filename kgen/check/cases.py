@@ -93,7 +93,7 @@ def _side(spec: CaseSpec, topk: int, slots: int, page: int, gen: torch.Generator
     rows = _randn(gen, slots, spec.d_qk) * spec.value_scale
     # magnitudes differ from group to group, so that a scale taken from another group shows
     blocks = torch.exp2(_randint(gen, -1, 2, slots, spec.d_qk // 32).float())
-    rows = (rows.view(slots, -1, 32) * blocks[:, :, None]).flatten(1)
+    rows = (rows.view(slots, spec.d_qk // 32, 32) * blocks[:, :, None]).flatten(1)
     return _Side(rows, slots, page, indices, lengths, valid)
 
 
@@ -200,7 +200,7 @@ def _forced_scales(spec: CaseSpec, side: _Side, gen: torch.Generator) -> Tensor 
     if kind in ("flashmla", "vllm", "sglang", "arbitrary") or not spec.paged:
         return None
     latent, group = {"v32": (512, 128), "v4": (448, 64)}.get(spec.layout, (512, 32))
-    amax = side.rows[:, :latent].reshape(side.slots, -1, group).abs().amax(2)
+    amax = side.rows[:, :latent].reshape(side.slots, latent // group, group).abs().amax(2)
     scales = pack.group_scales(amax, spec.layout, "flashmla")
     if kind == "odd_fp32":
         if spec.layout != "v32":

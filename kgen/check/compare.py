@@ -55,7 +55,7 @@ TOLERANCES: dict[str, Tolerance] = {
             lse=Bound(1e-6, 8.01 / 65536, 1e-7),
             max_logits=Bound(1e-6, 8.01 / 65536, 1e-7),
             reason="e4m3 times a power of two is exact in bf16, so that K is not rounded: as bf16",
-            source="FlashMLA tests/test_flash_mla_sparse_decoding.py @9241ae3; max_logits as lse, both cosines are ours",
+            source="FlashMLA tests/test_flash_mla_sparse_decoding.py @9241ae3; max_logits as lse, cosines are ours",
         ),
         Tolerance(
             "fp8_rounded",

@@ -68,12 +68,12 @@ class CaseSpec:
     """A generated case, described; `kgen.check.cases.make_case` builds it. Adversarial unless told otherwise.
 
     index kinds (`index_at`, `index_value` are their arguments): clean: all valid; random: one in five is wild;
-    all_invalid; some_empty: every third row has no valid key; leading/trailing: `index_at` masked columns; alternating: masked and
-    valid blocks of `index_at`; single: one valid key at column `index_at`; wild: `index_value` at column `index_at` of
-    every row; duplicates: a quarter of the keys, repeated; tail: valid keys only in the last columns.
-    page_gap: bytes added to the page stride (to the row stride of flat caches). value_scale: size of K's elements; 0.1
-    is what FlashMLA's tests use and what its absolute bounds are made for. q_pad: q and indices are slices of wider
-    buffers.
+    all_invalid; some_empty: every third row has no valid key; leading/trailing: `index_at` masked columns; alternating:
+    masked and valid blocks of `index_at`; single: one valid key at column `index_at`; wild: `index_value` at column
+    `index_at` of every row; duplicates: a quarter of the keys, repeated; tail: valid keys only in the last columns.
+    page_gap: bytes added to the page stride (to the row stride of flat caches); negative: takes padding away.
+    value_scale: size of K's elements; 0.1 is what FlashMLA's tests use and what its absolute bounds are made for.
+    q_pad: q and indices are slices of wider buffers.
     """
 
     layout: str = "bf16_d576"  # a key of kgen.runtime.layouts.LAYOUTS

@@ -1,7 +1,7 @@
 """Proof that the checks can see: a correct kernel in torch, and the ways in which kernels were wrong (decision 16).
 
 `emulate` does what a good kernel does: K in bf16, fp32 accumulation, P rounded to bf16 before P.V, out in bf16. Each
-mutation changes one thing, and has an input on which `compare` must pass the correct emulation and fail the mutated one.
+mutation changes one thing and has an input on which `compare` must pass the correct emulation and fail the mutated one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _rows(layout: str, kv: Tensor, slot: Tensor, quirks: Quirks) -> Tensor:
     starts = {"v32": (656, 0, 512, 656), "v4": (576, page * 576, 0, 8), "v41_footer": (512, page * 512, 0, 16)}
     record, scales_at, inline_at, scale_step = starts.get(layout, (528, 0, 512, 528))
     stride = page * kv.shape[3] if quirks.ignore_page_stride else kv.stride(0)
-    base = slot // page * stride + kv.storage_offset()
+    base = slot // page * stride + int(kv.storage_offset())
     data = base + slot % page * record
     scale = base + scales_at + inline_at + slot % page * scale_step
     flat = kv.view(torch.uint8).as_strided((kv.untyped_storage().nbytes(),), (1,), 0)
@@ -147,7 +147,10 @@ def _rows(layout: str, kv: Tensor, slot: Tensor, quirks: Quirks) -> Tensor:
     factors = _factors(layout, take(scale, scale_bytes), quirks)
     if quirks.swap_scale_groups:
         factors = factors.flip(-1)
-    values = take(data, latent).view(torch.float8_e4m3fn).float().view(*slot.shape, -1, group) * factors[..., None]
+    values = (
+        take(data, latent).view(torch.float8_e4m3fn).float().view(*slot.shape, latent // group, group)
+        * factors[..., None]
+    )
     parts = [values.flatten(-2)]
     if layout in ("v32", "v4"):
         parts.append(take(data + (528 if layout == "v32" else 448), 128).view(torch.bfloat16).float())

@@ -82,7 +82,8 @@ def group_scales(amax: Tensor, layout: str, rule: ScaleRule) -> Tensor:
             ratio = ratio.clamp_min(1e-4)
         else:
             ratio = amax.clamp_min(1e-4 if rule == "vllm" else 1e-8) / E4M3_MAX
-        scale = torch.ldexp(torch.ones_like(ratio), _ceil_log2(ratio).clamp(-127, 127))
+        exponent = _ceil_log2(ratio).clamp(-127, 127).long()
+        scale = ((exponent + 1023) << 52).view(torch.float64)  # from its bits: exp2 need not be exact on every device
     return scale.masked_fill(broken, float("nan"))
 
 
@@ -91,7 +92,7 @@ def pack_flat(
 ) -> Tensor:
     """[slots, d] float -> bf16 view [slots, d] with stride(0) = d + row_gap, inside a larger buffer.
 
-    With `poison`, unused slots (`used` False), row gaps and `guard_rows` rows on both sides hold NaN, every second row inf.
+    With `poison`, unused slots (`used` False), row gaps and `guard_rows` rows on both sides hold NaN or inf.
     """
     slots, d = rows.shape
     width = d + row_gap
@@ -122,7 +123,7 @@ def pack_paged(
     """[slots, d_qk] float rows -> uint8 cache [pages, page, 1, token_bytes] with strides (page_stride, token_bytes, …).
 
     slots is rounded up to whole pages. page_stride: bytes, at least page * token_bytes; default `page_bytes`. used:
-    bool [slots]; slots that are not used keep the fill. poison: every byte that no used token owns (unused slots, V4's pad
+    bool [slots]; unused slots keep the fill. poison: every byte that no used token owns (unused slots, V4's pad
     byte, tail pads, `guard_bytes` on both sides) is 0xFF, else 0. scales: [slots, groups] float64, overrides the rule.
     """
     form = _FORMATS[layout]
@@ -166,7 +167,7 @@ def write_rows(
         slot = slot[used]
         rows = rows[used]
         scales = None if scales is None else scales[used]
-    groups = rows[:, : form.latent].reshape(rows.shape[0], -1, form.group)
+    groups = rows[:, : form.latent].reshape(rows.shape[0], form.latent // form.group, form.group)
     if scales is None:
         scales = group_scales(groups.abs().amax(dim=2), layout, scale_rule)
     scaled = groups.double() / scales[:, :, None]

@@ -1,7 +1,8 @@
 """Inputs for timing: those of the peers' measurements, so that numbers stand beside each other.
 
-q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with power-of-two scales in which 64 requests
-own randomly permuted pages. bf16 pools: 32,768 rows. Lengths uniform in [k/2, k] with -1 beyond; sinks N(0, 1).
+q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with power-of-two scales, in which 64
+requests own randomly permuted pages; bf16 pools of 32,768 rows. Lengths uniform in [k/2, k] with -1 beyond; sinks
+N(0, 1).
 """
 
 from __future__ import annotations
