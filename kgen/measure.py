@@ -23,6 +23,7 @@ __all__ = [
 K = TypeVar("K", bound=Hashable)
 _WINDOW = 5
 _MAX_CALLS = 512
+_SAMPLE_SHARE = 0.02  # of the budget, for one sample
 _INTERLEAVED = "interleaved"
 
 
@@ -124,7 +125,10 @@ def _prepared(run: Run, sets: int, clock: Timer, budget: Budget) -> tuple[Sample
     if not clock.whole_rounds:
         return sampler, calls
     sampler()  # first launches load modules
-    wanted = min(_MAX_CALLS, budget.sample_us / max(sampler(), 1e-3))
+    before = clock.now()
+    call_us = max(sampler(), 1e-3)
+    host_s = clock.now() - before  # a sample may cost the host far more than its calls take
+    wanted = min(_MAX_CALLS, budget.sample_us / call_us, calls * budget.seconds * _SAMPLE_SHARE / max(host_s, 1e-9))
     if wanted > calls:
         calls = _whole(int(wanted), sets, clock)
         sampler = clock.prepare(run, sets, calls)

@@ -35,6 +35,8 @@ TRITON_RANGE = {
 LAYOUT_FREE = ("combine", "index_ops")
 """Families whose text does not depend on the cache layout."""
 
+CHUNK_WIDTH = int(os.environ.get("KGEN_CHUNK", "128"))
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -51,15 +53,13 @@ class Chunk:
 
 
 def chunks_of(kv: KvLayout) -> tuple[Chunk, ...]:
-    """One chunk per scale group of at least 64 dims; smaller groups share one chunk; the rope part is a chunk."""
+    """One chunk per scale group of at least 64 dims, else chunks of CHUNK_WIDTH dims; the rope part is a chunk of its own."""
+    width = kv.group if kv.group >= 64 else CHUNK_WIDTH
     chunks: list[Chunk] = []
-    if not kv.fp8:
-        chunks.append(Chunk(0, "bf16", 0, kv.latent_dims, kv.latent_dims, 0, 0, 0))
-    elif kv.group >= 64:
-        for g in range(kv.groups):
-            chunks.append(Chunk(g, "fp8", g * kv.group, kv.group, kv.group, g * kv.group, g, 1))
-    else:
-        chunks.append(Chunk(0, "fp8", 0, kv.latent_dims, kv.latent_dims, 0, 0, kv.groups))
+    for i in range(kv.latent_dims // width):
+        start, groups = i * width, width // kv.group if kv.fp8 else 0
+        element = 1 if kv.fp8 else 2
+        chunks.append(Chunk(i, "fp8" if kv.fp8 else "bf16", start, width, width, start * element, i * groups, groups))
     if kv.rope_dims:
         in_v = kv.rope_dims if kv.latent_dims < D_V else 0
         chunks.append(Chunk(len(chunks), "bf16", kv.latent_dims, kv.rope_dims, in_v, kv.rope_offset, 0, 0))

@@ -42,7 +42,7 @@ def quantise_and_write(
     rows: [n, d_qk] or [n, 1, d_qk], bf16 or fp32, last dim contiguous, any row stride.
     slots: int32 or int64 [n]; an entry outside [0, number of slots) is skipped (engines pad with -1); which of two
     equal slots wins is not defined.
-    cache: uint8/int8/float8_e4m3fn [pages, page, 1, bytes] with any page stride; bf16 [slots, d_qk] or [slots, 1, d_qk].
+    cache: uint8/int8/float8_e4m3fn [pages, page, 1, bytes], any page stride; or bf16 [slots, d_qk] or [slots, 1, d_qk].
     kv_layout: "bf16", "v32", "v4", "v41_footer" or "v41_inline". scale_rule: a key of `SCALE_RULES`, ignored for bf16.
 
     bf16 rope dims are copied bit for bit; codes are clamped to +-448; a group that holds inf or NaN becomes NaN (scale

@@ -165,7 +165,7 @@ def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, packa
     scratch = _scratch_tensors(call, plan, None, meta=True)
     jobs = [(modules.attention.attention_kernel, attention_args(call, scratch), plan.constants | plan.options)]
     if plan.splits > 1:
-        jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan)))
+        jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan, call)))
     return all(_in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
 
 
@@ -216,12 +216,16 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
     modules.attention.attention_kernel[grid](*attention_args(call, scratch), **plan.constants, **plan.options)
     if plan.splits > 1:
         args = combine_args(call, plan, scratch)
-        modules.combine.combine_kernel[(call.tokens * call.heads,)](*args, **combine_constants(plan))
+        constants = combine_constants(plan, call)
+        grid = (call.tokens * call.heads, D_V // constants["BLOCK_D"])
+        modules.combine.combine_kernel[grid](*args, **constants)
 
 
-def combine_constants(plan: Plan) -> dict[str, int]:
+def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
+    """Few rows: the dims of a row are shared out so that the merge, too, fills the device; many rows: one program each."""
     return {
         "BLOCK_S": max(2, 1 << (plan.splits - 1).bit_length()),
+        "BLOCK_D": 128 if call.tokens * call.heads < 2048 or plan.splits > 16 else D_V,
         "UPCAST": interpreting(),
         "num_warps": 4,
         "num_stages": 2,
