@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+import kgen
 from kgen import environment
 from kgen.environment import current_environment, overrides, recording_refusals, require_recordable
 from kgen.errors import RecordError
@@ -17,7 +18,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_card", lambda cc: (environment.NO_GPU, cc, 0))
     here = current_environment("sm121", "gb10")
     assert (here.gpu, here.cc, here.sms, here.driver) == ("none", 121, 0, "none")
-    assert here.triton != "missing" and here.python.count(".") == 2 and here.kgen == environment.kgen.__version__
+    assert here.triton != "missing" and here.python.count(".") == 2 and here.kgen == kgen.__version__
 
 
 def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
