@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 from kgen.archs import ArchSpec
-from kgen.render import chunks_of, module_name, render_module
+from kgen.render import module_name, render_module
 from kgen.runtime.layouts import LAYOUTS
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse
 
@@ -33,6 +33,7 @@ class ProbeJob:
 
     family: str
     layout: str | None
+    chunk: int
     arch: str
     cc: int
     constants: tuple[tuple[str, int | bool], ...]
@@ -52,15 +53,15 @@ class ProbeJob:
 
 
 @cache
-def _text_digest(family: str, layout: str | None, arch: str) -> str:
-    return hashlib.sha256(render_module(family, layout, arch).encode()).hexdigest()
+def _text_digest(family: str, layout: str | None, arch: str, chunk: int) -> str:
+    return hashlib.sha256(render_module(family, layout, arch, chunk).encode()).hexdigest()
 
 
 @cache
 def _job_key(job: ProbeJob) -> str:
     import triton
 
-    facts = [_text_digest(job.family, job.layout, job.arch), job.cc, job.constants, job.num_warps, job.num_stages]
+    facts = [_text_digest(job.family, job.layout, job.arch, job.chunk), job.cc, job.constants, job.num_warps, job.num_stages]
     facts += [job.maxnreg, job.part_bf16, triton.__version__]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
@@ -85,14 +86,14 @@ def attention_job(spec: KernelSpec, candidate: Candidate, cc: int) -> ProbeJob:
     }
     launch = candidate.launch
     return ProbeJob(
-        candidate.family, spec.layout, spec.arch, cc,
+        candidate.family, spec.layout, int(candidate["chunk"] or 0), spec.arch, cc,
         tuple((name, value) for name, value in constants.items() if isinstance(value, (int, bool))),
         launch.num_warps, launch.num_stages, launch.maxnreg, candidate["partial"] == "bf16",
     )  # fmt: skip
 
 
-def combine_job(arch: str, cc: int, block_s: int) -> ProbeJob:
-    return ProbeJob("combine", None, arch, cc, (("BLOCK_S", block_s), ("UPCAST", False)), 4, 2, None)
+def combine_job(arch: str, cc: int, block_s: int, block_d: int) -> ProbeJob:
+    return ProbeJob("combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), 4, 2, None)
 
 
 POINTERS = {
@@ -237,10 +238,5 @@ def compile_all(
 def describe_module(job: ProbeJob) -> str:
     """Readable name of a job, for messages."""
     constants = " ".join(f"{name.lower()}={int(value)}" for name, value in job.constants if name != "UPCAST")
-    return f"{job.arch}/{module_name(job.family, job.layout)} {constants} warps={job.num_warps} stages={job.num_stages}"
+    return f"{job.arch}/{module_name(job.family, job.layout, job.chunk)} {constants} warps={job.num_warps} stages={job.num_stages}"
 
-
-def iter_chunk_widths(layout: str) -> Iterator[int]:
-    """Widths of the slices of the head dimension that the portable family multiplies one by one."""
-    for chunk in chunks_of(LAYOUTS[layout]):
-        yield chunk.width

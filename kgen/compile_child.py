@@ -37,7 +37,7 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
     fields["constants"] = tuple((name, value) for name, value in fields["constants"])
     job = ProbeJob(**fields)
     try:
-        kernel = getattr(load_module(job.family, job.layout, job.arch), job.kernel)
+        kernel = getattr(load_module(job.family, job.layout, job.arch, job.chunk), job.kernel)
         signature, attrs = signature_of(job, kernel.arg_names, kernel.do_not_specialize)
         constants: dict[str, Any] = {name: 1 for name in ("lse_stride_h", "max_stride_h") if name in kernel.arg_names}
         constants |= dict(job.constants)

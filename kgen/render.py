@@ -35,7 +35,10 @@ TRITON_RANGE = {
 LAYOUT_FREE = ("combine", "index_ops")
 """Families whose text does not depend on the cache layout."""
 
-CHUNK_WIDTH = int(os.environ.get("KGEN_CHUNK", "128"))
+CHUNK_FAMILIES = ("portable",)
+"""Families whose text also depends on `chunk`, the width of the slices of the head dimension."""
+
+CHUNKS = (64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,15 @@ class Chunk:
     groups: int  # scale groups in the chunk; fp8 only
 
 
-def chunks_of(kv: KvLayout) -> tuple[Chunk, ...]:
-    """One chunk per scale group of at least 64 dims, else chunks of CHUNK_WIDTH dims; the rope part is a chunk of its own."""
-    width = kv.group if kv.group >= 64 else CHUNK_WIDTH
+def chunk_choices(kv: KvLayout) -> tuple[int, ...]:
+    """Chunk widths that a layout can be cut into: a scale group of at least 64 dims is a chunk, else any of CHUNKS."""
+    return (kv.group,) if kv.group >= 64 else CHUNKS
+
+
+def chunks_of(kv: KvLayout, width: int) -> tuple[Chunk, ...]:
+    """The latent part in chunks of `width` dims; the rope part is a chunk of its own."""
+    if width not in chunk_choices(kv):
+        raise ConfigError(f"Layout {kv.name} cannot be cut into chunks of {width} dims; choose {chunk_choices(kv)}.")
     chunks: list[Chunk] = []
     for i in range(kv.latent_dims // width):
         start, groups = i * width, width // kv.group if kv.fp8 else 0
@@ -66,11 +75,13 @@ def chunks_of(kv: KvLayout) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
-def module_name(family: str, layout: str | None) -> str:
-    return family if family in LAYOUT_FREE else f"{family}_{layout}"
+def module_name(family: str, layout: str | None, chunk: int = 0) -> str:
+    """Name of the emitted module, e.g. `portable_v4_c64`."""
+    name = family if family in LAYOUT_FREE else f"{family}_{layout}"
+    return f"{name}_c{chunk}" if family in CHUNK_FAMILIES else name
 
 
-def render_context(family: str, layout: str | None, arch: str) -> dict[str, Any]:
+def render_context(family: str, layout: str | None, arch: str, chunk: int = 0) -> dict[str, Any]:
     """Every variable that a template may read."""
     context: dict[str, Any] = {
         "arch": arch,
@@ -82,7 +93,8 @@ def render_context(family: str, layout: str | None, arch: str) -> dict[str, Any]
     if layout not in LAYOUTS:
         raise ConfigError(f"No KV layout {layout!r}; known layouts: {', '.join(LAYOUTS)}.")
     kv = LAYOUTS[layout]
-    return context | asdict(kv) | {"layout": kv.name, "chunks": chunks_of(kv)}
+    context |= asdict(kv) | {"layout": kv.name}
+    return context | {"chunks": chunks_of(kv, chunk)} if family in CHUNK_FAMILIES else context
 
 
 @functools.cache
@@ -109,16 +121,16 @@ def template_path(family: str) -> Path:
 @functools.cache
 def template_hash(family: str) -> str:
     """First 16 hex digits of the SHA-256 of the template's text and of the layout facts it is rendered with."""
-    facts = "" if family in LAYOUT_FREE else repr([(kv, chunks_of(kv)) for kv in LAYOUTS.values()])
+    facts = "" if family in LAYOUT_FREE else repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
     return hashlib.sha256(template_path(family).read_bytes() + facts.encode()).hexdigest()[:16]
 
 
 @functools.cache
-def render_module(family: str, layout: str | None, arch: str) -> str:
+def render_module(family: str, layout: str | None, arch: str, chunk: int = 0) -> str:
     """The text of the module that serves `layout` on `arch`. Deterministic: same templates, same bytes."""
     path = template_path(family)
     try:
-        text = _environment().get_template(path.name).render(render_context(family, layout, arch))
+        text = _environment().get_template(path.name).render(render_context(family, layout, arch, chunk))
     except jinja2.TemplateSyntaxError as error:
         raise BuildError(f"Template {path.name}, line {error.lineno}: {error.message}.") from error
     except jinja2.UndefinedError as error:
@@ -153,13 +165,15 @@ def _template_line(error: BaseException, name: str) -> int | str:
     return line
 
 
-def load_module(family: str, layout: str | None, arch: str, folder: Path | None = None) -> ModuleType:
+def load_module(
+    family: str, layout: str | None, arch: str, chunk: int = 0, folder: Path | None = None
+) -> ModuleType:
     """Import the rendered module. `@triton.jit` reads its source from a file, so the text is written to
     `folder` (default: a per-user cache), atomically and only when it is not there yet."""
-    text = render_module(family, layout, arch)
+    text = render_module(family, layout, arch, chunk)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = folder or Path(os.environ.get("KGEN_CACHE", Path.home() / ".cache" / "kgen")) / "modules"
-    name = f"kgen_{arch}_{module_name(family, layout)}_{digest}"
+    name = f"kgen_{arch}_{module_name(family, layout, chunk)}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     path = folder / f"{name}.py"
