@@ -7,6 +7,7 @@ is tested with a fake one.
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,22 +141,23 @@ def _whole(calls: int, sets: int, clock: Timer) -> int:
 
 
 def _warm_up(sampler: Sampler, clock: Timer, budget: Budget, start: float) -> list[float]:
-    """Sample until two windows agree (clocks have settled) or half of the budget is used; host seconds of each
-    sample.
+    """Sample until two windows agree (clocks have settled) or half of the budget is used; host seconds of each sample.
+
+    A window is `warmup_s / 2` long: a few short samples in a row look alike on a device that is still warming up.
     """
     times: list[float] = []
+    ends: list[float] = []
     costs: list[float] = []
-    began = clock.now()
     while True:
         before = clock.now()
         times.append(sampler())
-        after = clock.now()
-        costs.append(after - before)
-        if after - start + costs[-1] > budget.seconds / 2:
+        ends.append(clock.now())
+        costs.append(ends[-1] - before)
+        if ends[-1] - start + costs[-1] > budget.seconds / 2:
             return costs
-        if after - began >= budget.warmup_s and len(times) >= 2 * _WINDOW:
-            late = statistics.median(times[-_WINDOW:])
-            early = statistics.median(times[-2 * _WINDOW : -_WINDOW])
+        window = max(_WINDOW, len(ends) - bisect.bisect_left(ends, ends[-1] - budget.warmup_s / 2))
+        if ends[-1] - ends[0] >= budget.warmup_s and len(times) >= 2 * window:
+            late, early = statistics.median(times[-window:]), statistics.median(times[-2 * window : -window])
             if abs(late - early) <= budget.stable * late:
                 return costs
 

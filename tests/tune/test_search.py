@@ -135,13 +135,15 @@ def test_released_point_comes_again() -> None:
 
 
 def test_telling_a_finished_trial_is_tolerated() -> None:
-    search = tpe()
+    messages: list[str] = []
+    search = tpe(message=messages.append)
     candidate = search.ask(0)
     assert candidate is not None
     trial = search._trials[candidate]
     search._study.tell(trial, 1.0)
     search.tell(candidate, 2.0)
     search.tell(candidate, 2.0)
+    assert messages == []  # the study need not be rebuilt for it
 
 
 def test_two_families_take_turns_and_the_faster_gets_more() -> None:
