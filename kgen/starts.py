@@ -1,0 +1,82 @@
+"""Where a search begins: a base point that fits the shape, then its neighbours along each axis.
+
+What the base is was learned on an H200 (docs/design.md): 64 keys per step, one warpgroup per 64x256 of output, two stages,
+indices one step ahead, and as many splits as there are idle SMs. A search that begins here needs tens of trials, not hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kgen.archs import ArchSpec, DeviceClass
+from kgen.space import SearchSpace
+from kgen.types import Candidate, KernelSpec, LaunchOptions
+
+LAUNCH = ("num_warps", "num_stages", "maxnreg")
+
+
+def base_point(spec: KernelSpec, arch: ArchSpec, sms: int) -> dict[str, Any]:
+    """Axis values of the base point; small shared memory (SM120) halves the blocks."""
+    small = arch.smem_limit < 128 * 1024
+    block_h = 16 if spec.heads <= 16 or small else 32 if spec.heads <= 32 else 64
+    block_k = 32 if small else 64
+    programs = spec.tokens * -(-spec.heads // block_h)
+    blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
+    splits = 1
+    while splits < 32 and programs * splits * 2 <= sms + 8 and splits * 2 <= blocks:
+        splits *= 2
+    return {
+        "block_h": block_h, "block_k": block_k, "swap_ab": False, "scale_site": "operand", "splits": splits,
+        "specialise": False, "partial": "fp32", "prefetch": True, "chunk": 64 if spec.layout == "v4" else 128,
+        "num_warps": 8 if block_h == 64 else 4, "num_stages": 2, "maxnreg": None,
+    }  # fmt: skip
+
+
+def _moves(spec: KernelSpec, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Changes to try, the ones that paid most often first."""
+    yield {}
+    splits, warps, block_h = base["splits"], base["num_warps"], base["block_h"]
+    yield {"splits": splits * 2}
+    yield {"num_stages": 3}
+    yield {"specialise": True}
+    yield {"block_k": base["block_k"] // 2}
+    yield {"swap_ab": True}
+    yield {"chunk": 64}
+    yield {"splits": splits // 2}
+    yield {"partial": "bf16"}
+    yield {"chunk": 64, "specialise": True}
+    yield {"block_k": base["block_k"] * 2}
+    yield {"scale_site": "score"}
+    yield {"swap_ab": True, "chunk": 64}
+    yield {"num_stages": 1}
+    yield {"num_warps": warps * 2}
+    yield {"num_warps": warps // 2}
+    yield {"block_k": base["block_k"] * 2, "num_warps": 8, "splits": max(1, splits // 2)}
+    yield {"splits": splits * 4}
+    yield {"prefetch": False, "num_stages": 3}
+    yield {"block_h": block_h * 2}
+    yield {"block_h": block_h // 2, "num_warps": 4}
+    yield {"maxnreg": 128}
+    yield {"chunk": 256}
+    yield {"block_k": base["block_k"] // 2, "num_stages": 3}
+    yield {"prefetch": False}
+
+
+def starting_points(
+    spec: KernelSpec, space: SearchSpace, arch: ArchSpec, device: DeviceClass | None = None
+) -> list[Candidate]:
+    """Feasible points to try first, in order."""
+    base = base_point(spec, arch, device.sms if device else arch.max_sms)
+    allowed = {axis.name: axis.values for axis in space.axes}
+    found: dict[Candidate, None] = {}
+    for move in _moves(spec, base):
+        point = base | move
+        if any(point[name] not in allowed[name] for name in point):
+            continue
+        tunables = {name: value for name, value in point.items() if name not in LAUNCH}
+        launch = LaunchOptions(point["num_warps"], point["num_stages"], point["maxnreg"])
+        candidate = Candidate.make(space.family, tunables, launch)
+        if not space.refusals(candidate, spec, arch, device):
+            found[candidate] = None
+    return list(found)
