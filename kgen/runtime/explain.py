@@ -123,8 +123,10 @@ def _run_empty(shape: Shape, arch: str, choice: Choice, place: torch.device) -> 
 
 def _up_to(shape: Shape, arch: str, device_class: str | None) -> Iterator[tuple[Shape, Choice]]:
     """Every token count from 1 to `shape.tokens` with its choice."""
+    if shape.tokens < 1:
+        return
     table = load_table(arch)
-    breaks = token_breaks(table.entries if table else (), shape) if shape.tokens > 0 else []
+    breaks = token_breaks(table.entries if table else (), shape)
     for first, end in zip(breaks, [*breaks[1:], shape.tokens + 1], strict=True):
         choice = serve(arch, device_class, replace(shape, tokens=first)).choice
         for tokens in range(first, end):

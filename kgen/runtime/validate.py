@@ -90,8 +90,7 @@ def build_call(
 ) -> AttentionCall:
     """The validated call; outputs that were not passed in are allocated (contiguous, in q's leading shape).
 
-    `lse` is written when it is passed or asked for; `empty_lse` is the lse of a row without a valid key.
-    Raises `Unsupported`.
+    `lse` is written when it is passed or asked for; a row without a valid key gets `empty_lse`. Raises `Unsupported`.
     """
     reasons, form = _examine(
         q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink,
@@ -100,18 +99,18 @@ def build_call(
     if reasons or form is None:
         raise Unsupported(reasons)
     batch, s_q, layout = form
-    lead, heads = q.shape[:-2], q.shape[-2]
+    rows, heads = q.shape[:-1], q.shape[-2]
     if out is None:
-        out = q.new_empty((*lead, heads, D_V))
+        out = q.new_empty((*rows, D_V))
     if lse is None and return_lse:
-        lse = q.new_empty((*lead, heads), dtype=torch.float32)
-    top = q.new_empty((*lead, heads), dtype=torch.float32) if return_max_logits else None
+        lse = q.new_empty(rows, dtype=torch.float32)
+    top = q.new_empty(rows, dtype=torch.float32) if return_max_logits else None
     extra = None
     if extra_kv is not None and extra_indices is not None:
         extra = _view(extra_kv, extra_indices, extra_topk_length, form)
     return AttentionCall(
         layout=layout,
-        tokens=math.prod(lead),
+        tokens=math.prod(q.shape[:-2]),
         s_q=s_q,
         heads=heads,
         q=q,

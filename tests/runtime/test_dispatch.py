@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,8 +187,9 @@ def test_cpu_tensors_need_the_interpreter(tree: FakeTree, monkeypatch: pytest.Mo
     with pytest.raises(NoTarget, match="Tensors are on the CPU.*TRITON_INTERPRET=1"):
         sparse_mla(**arguments())
     assert "Tensors are on the CPU" in supports(**arguments())[0]
+    on_meta: dict[str, Any] = {k: v.to("meta") if hasattr(v, "to") else v for k, v in arguments().items()}
     with pytest.raises(NoTarget, match="Tensors are on meta"):
-        sparse_mla(**{k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in arguments().items()})
+        sparse_mla(**on_meta)
 
 
 def test_the_interpreter_takes_the_arch_from_the_environment(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,8 @@ def test_extra_axes_of_two_caches() -> None:
 def test_a_config_is_used_only_for_what_it_was_made_for() -> None:
     """B21: exact says so, and only then may a kernel's constants be the shape's."""
     row = entry(page=64, tokens=(1, 16))
-    for change in ({"heads": 63}, {"topk": 129}, {"page": 2}, {"tokens": 17}):
+    changes: tuple[dict[str, Any], ...] = ({"heads": 63}, {"topk": 129}, {"page": 2}, {"tokens": 17})
+    for change in changes:
         choice = pick([row], replace(SHAPE, **change))
         assert not choice.exact and choice.fallback is not None and "generic form" in choice.fallback
 
