@@ -44,6 +44,11 @@ class Config:
         return next((value for key, value in self.tunables if key == name), default)
 
 
+def config(num_warps: int, num_stages: int, maxnreg: int | None = None, **tunables: int | str | bool) -> Config:
+    """A Config as generated tables write it."""
+    return Config(tuple(sorted(tunables.items())), num_warps, num_stages, maxnreg)
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where an entry comes from. source: "measured" (timed on `gpu`), "inherited" (a neighbouring bucket's measured winner)

@@ -1,0 +1,59 @@
+"""A validated call: what every launcher receives, with no question left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .layouts import KvLayout
+
+LN2 = 0.6931471805599453
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """One KV cache and the indices into it.
+
+    kv: uint8 (paged) or bf16 (flat) storage whose element 0 is slot 0. `page_stride`: bytes from page to page for paged
+    layouts, elements from row to row for flat ones. `slots`: number of addressable slots (pages * page). indices: int32, last
+    dim contiguous, `topk` wide; strides in elements. `lengths`: int32, one per batch row of `length_rows` tokens, or None.
+    """
+
+    kv: torch.Tensor
+    page: int  # tokens per page; 1 for flat rows
+    page_stride: int
+    slots: int
+    indices: torch.Tensor
+    topk: int
+    index_stride_b: int
+    index_stride_s: int
+    lengths: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Everything a kernel needs. Token t is (batch t // s_q, position t % s_q); all strides in elements.
+
+    q [b, s_q, heads, d_qk] bf16; out [b, s_q, heads, 512] bf16; lse and max_logits fp32 [b, s_q, heads] or None (not wanted).
+    lse = (natural log-sum-exp) * lse_scale: 1 for base e, 1/ln 2 for base 2; rows without a valid key get `empty_lse`.
+    """
+
+    layout: KvLayout
+    tokens: int
+    s_q: int
+    heads: int
+    q: torch.Tensor
+    q_strides: tuple[int, int, int]  # batch, position, head
+    main: CacheView
+    extra: CacheView | None
+    attn_sink: torch.Tensor | None
+    sm_scale: float
+    out: torch.Tensor
+    out_strides: tuple[int, int, int]
+    lse: torch.Tensor | None
+    lse_strides: tuple[int, int, int]
+    max_logits: torch.Tensor | None
+    max_logits_strides: tuple[int, int, int]
+    lse_scale: float = 1.0
+    empty_lse: float = float("-inf")

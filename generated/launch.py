@@ -1,0 +1,285 @@
+"""From a validated call and a table entry to kernel launches: constants, grid, scratch. Decides nothing about shapes.
+
+Kernel modules are siblings `<arch>/<module>.py` of this file in an emitted tree; kgen's tuner passes its own modules instead
+(`Modules`), so that what is timed is what ships.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .call import AttentionCall, CacheView
+from .layouts import D_V
+from .table import Config, Entry, Shape
+
+LOG2E = 1.4426950408889634
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The kernel modules of one launch."""
+
+    attention: ModuleType
+    combine: ModuleType
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Constants of one launch: what `warmup` compiles and `run` launches."""
+
+    config: Config
+    heads: int  # 0 stands for the generic form, likewise below
+    topk: int
+    extra_topk: int
+    page: int
+    extra_page: int
+    dual: bool
+    splits: int
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "BLOCK_H": config["block_h"],
+            "BLOCK_K": config["block_k"],
+            "SWAP_AB": config["swap_ab"],
+            "SCORE_SCALES": config["scale_site"] == "score",
+            "PREFETCH": config["prefetch"],
+            "DUAL": self.dual,
+            "SPLIT": self.splits > 1,
+            "HEADS": self.heads,
+            "TOPK": self.topk,
+            "EXTRA_TOPK": self.extra_topk,
+            "PAGE": self.page,
+            "EXTRA_PAGE": self.extra_page,
+            "UPCAST": interpreting(),
+        }
+
+    @property
+    def options(self) -> dict[str, int]:
+        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        if self.config.maxnreg is not None:
+            options["maxnreg"] = self.config.maxnreg
+        return options
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter (decided when triton was imported, so read like triton reads it)."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+@lru_cache(maxsize=4096)
+def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
+    """Constants and split count for `shape`. A pure function: every rank and every replay gets the same.
+
+    The tuned split count holds for the anchor's token count; other token counts keep the number of programs about the same,
+    and no split gets less than one key block.
+    """
+    config = entry.config
+    special = exact and bool(config.get("specialise", False))
+    splits = int(config.get("splits", 1))
+    anchor = entry.provenance.anchor_tokens or entry.tokens[1]
+    if shape.tokens > 0 and splits > 1:
+        splits = (splits * anchor + shape.tokens - 1) // shape.tokens
+    elif shape.tokens > anchor:
+        splits = 1
+    block_k = int(config["block_k"])
+    blocks = -(-shape.topk // block_k) + -(-shape.extra_topk // block_k)
+    splits = max(1, min(splits, blocks, MAX_SPLITS))
+    return Plan(
+        config=config,
+        heads=shape.heads if special else 0,
+        topk=shape.topk if special else 0,
+        extra_topk=shape.extra_topk if special else 0,
+        page=shape.page if special else 0,
+        extra_page=shape.extra_page if special else 0,
+        dual=shape.dual,
+        splits=splits,
+    )
+
+
+def plan_scratch_bytes(plan: Plan, tokens: int, heads: int) -> int:
+    """Bytes of split-K scratch: normalised outputs, then base-2 lse and maximum of every part."""
+    if plan.splits == 1:
+        return 0
+    rows = tokens * plan.splits * heads
+    return rows * (D_V * _part_dtype(plan).itemsize + 8)
+
+
+def scratch_bytes(shape: Shape, entry: Entry, exact: bool) -> int:
+    """Workspace in bytes that `run` needs for this shape; 0 when the keys are not split."""
+    return plan_scratch_bytes(make_plan(shape, entry, exact), shape.tokens, shape.heads)
+
+
+def _part_dtype(plan: Plan) -> torch.dtype:
+    return torch.bfloat16 if plan.config.get("partial", "fp32") == "bf16" else torch.float32
+
+
+@lru_cache(maxsize=256)
+def load_modules(package: str, arch: str, module: str) -> Modules:
+    """Import the emitted kernel modules; refuses a module emitted for another arch."""
+    modules = Modules(
+        importlib.import_module(f"{package}.{arch}.{module}"), importlib.import_module(f"{package}.{arch}.combine")
+    )
+    for loaded in (modules.attention, modules.combine):
+        if arch != loaded.ARCH:
+            raise ImportError(f"Module {loaded.__name__} was emitted for {loaded.ARCH}, not {arch}: emit it again.")
+    return modules
+
+
+def call_shape(call: AttentionCall) -> Shape:
+    extra = call.extra
+    return Shape(
+        layout=call.layout.name,
+        heads=call.heads,
+        topk=call.main.topk,
+        page=call.main.page if call.layout.paged else 0,
+        tokens=call.tokens,
+        extra_topk=extra.topk if extra else 0,
+        extra_page=extra.page if extra else 0,
+    )
+
+
+def run(
+    call: AttentionCall, arch: str, entry: Entry, exact: bool, workspace: torch.Tensor | None, package: str
+) -> None:
+    """Launch what `entry` says for `call`; outputs are written in place. Never synchronises, never tunes."""
+    plan = make_plan(call_shape(call), entry, exact)
+    launch(call, plan, load_modules(package, arch, entry.module), workspace)
+
+
+def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, package: str) -> bool:
+    """Whether every kernel of this call is compiled already on the current device (always true when interpreting)."""
+    if interpreting() or call.tokens == 0:
+        return True
+    plan = make_plan(call_shape(call), entry, exact)
+    modules = load_modules(package, arch, entry.module)
+    scratch = _scratch_tensors(call, plan, None, meta=True)
+    jobs = [(modules.attention.attention_kernel, attention_args(call, scratch), plan.constants | plan.options)]
+    if plan.splits > 1:
+        jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan, call)))
+    return all(_in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
+
+
+def _in_cache(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Ask Triton's own per-device cache of compiled kernels; an unknown Triton says yes, and a launch then decides."""
+    try:
+        from triton.runtime.jit import compute_cache_key
+
+        device = torch.cuda.current_device()
+        cache, key_cache, target, backend, binder = kernel.device_caches[device]
+        keywords = {"debug": kernel.debug or False} | keywords
+        bound, specialization, options = binder(*args, **keywords)
+        return compute_cache_key(key_cache, specialization, options) in cache
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return True
+
+
+Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _scratch_tensors(call: AttentionCall, plan: Plan, workspace: torch.Tensor | None, meta: bool = False) -> Scratch:
+    """part_out, part_lse, part_max as views of the workspace (or of one new allocation, from the graph's pool in a capture)."""
+    if plan.splits == 1:
+        return call.out, call.out, call.out  # never touched
+    size = plan_scratch_bytes(plan, call.tokens, call.heads)
+    if meta:
+        workspace = torch.empty(0, dtype=torch.uint8, device=call.q.device)  # only types and alignment are looked at
+        return (workspace.view(_part_dtype(plan)), workspace.view(torch.float32), workspace.view(torch.float32))
+    if workspace is None:
+        workspace = torch.empty(size, dtype=torch.uint8, device=call.q.device)
+    flat = workspace.view(torch.uint8).flatten()
+    rows = call.tokens * plan.splits * call.heads
+    at = rows * D_V * _part_dtype(plan).itemsize
+    return (
+        flat[:at].view(_part_dtype(plan)),
+        flat[at : at + 4 * rows].view(torch.float32),
+        flat[at + 4 * rows : at + 8 * rows].view(torch.float32),
+    )
+
+
+def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.Tensor | None = None) -> None:
+    """The launches themselves."""
+    if call.tokens == 0:
+        return
+    scratch = _scratch_tensors(call, plan, workspace)
+    head_blocks = -(-call.heads // int(plan.config["block_h"]))
+    grid = (call.tokens * head_blocks, plan.splits)
+    modules.attention.attention_kernel[grid](*attention_args(call, scratch), **plan.constants, **plan.options)
+    if plan.splits > 1:
+        args = combine_args(call, plan, scratch)
+        constants = combine_constants(plan, call)
+        grid = (call.tokens * call.heads, D_V // constants["BLOCK_D"])
+        modules.combine.combine_kernel[grid](*args, **constants)
+
+
+def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
+    """Few rows: the dims of a row are shared out so that the merge, too, fills the device; many rows: one program each."""
+    return {
+        "BLOCK_S": max(2, 1 << (plan.splits - 1).bit_length()),
+        "BLOCK_D": 128 if call.tokens * call.heads < 2048 or plan.splits > 16 else D_V,
+        "UPCAST": interpreting(),
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+
+
+def _lengths(view: CacheView, call: AttentionCall) -> tuple[torch.Tensor, int]:
+    return (view.indices, 0) if view.lengths is None else (view.lengths, 1)
+
+
+def attention_args(call: AttentionCall, scratch: Scratch) -> tuple[Any, ...]:
+    """Positional arguments of `attention_kernel`, in its order. A pointer that is not used repeats another tensor, with a
+    flag that says so, so that optional arguments do not multiply the compiled variants."""
+    main, extra = call.main, call.extra or call.main
+    lengths, has_len = _lengths(main, call)
+    extra_lengths, has_extra_len = _lengths(extra, call)
+    sink = call.attn_sink if call.attn_sink is not None else scratch[1]
+    if sink.dtype != torch.float32:
+        sink = _placeholder(call)
+    lse = call.lse if call.lse is not None else _placeholder(call)
+    top = call.max_logits if call.max_logits is not None else _placeholder(call)
+    part_out, part_lse, part_max = scratch
+    if part_lse.dtype != torch.float32:
+        part_lse = part_max = _placeholder(call)
+    # fmt: off
+    return (
+        call.q, main.kv, main.indices, lengths, extra.kv, extra.indices, extra_lengths, sink, call.out, lse, top,
+        part_out, part_lse, part_max,
+        call.sm_scale * LOG2E, call.lse_scale, call.empty_lse,
+        call.heads, call.s_q, main.topk, extra.topk, main.slots, extra.slots, main.page, extra.page,
+        call.s_q, has_len, has_extra_len,
+        int(call.attn_sink is not None), int(call.lse is not None), int(call.max_logits is not None),
+        main.page_stride, extra.page_stride,
+        *call.q_strides, main.index_stride_b, main.index_stride_s, extra.index_stride_b, extra.index_stride_s,
+        *call.out_strides, *call.lse_strides, *call.max_logits_strides,
+    )
+    # fmt: on
+
+
+def _placeholder(call: AttentionCall) -> torch.Tensor:
+    """An fp32 view of memory that exists, for a pointer that a flag switches off (never dereferenced)."""
+    return call.out.view(torch.float32) if call.out.numel() else torch.empty(0, device=call.out.device)
+
+
+def combine_args(call: AttentionCall, plan: Plan, scratch: Scratch) -> tuple[Any, ...]:
+    """Positional arguments of `combine_kernel`, in its order."""
+    sink = call.attn_sink if call.attn_sink is not None else _placeholder(call)
+    lse = call.lse if call.lse is not None else _placeholder(call)
+    top = call.max_logits if call.max_logits is not None else _placeholder(call)
+    # fmt: off
+    return (
+        *scratch, sink, call.out, lse, top, call.lse_scale, call.empty_lse,
+        call.heads, call.s_q, plan.splits,
+        int(call.attn_sink is not None), int(call.lse is not None), int(call.max_logits is not None),
+        *call.out_strides, *call.lse_strides, *call.max_logits_strides,
+    )
+    # fmt: on

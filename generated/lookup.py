@@ -1,0 +1,103 @@
+"""From a shape to the entry that serves it: `select` on the arch's table, kept per shape, fallbacks logged once."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from . import launch
+from .select import Choice, cannot_serve, select
+from .table import Entry, Shape
+from .target import Table, load_table
+from .validate import Unsupported
+
+PACKAGE = __package__ or "generated"
+_log = logging.getLogger(PACKAGE)
+
+
+class Serving(NamedTuple):
+    """The look-up's answer for one shape on one target, kept for the next call."""
+
+    choice: Choice
+    scratch: int  # bytes
+
+
+@lru_cache(maxsize=65536)
+def serve(arch: str, device_class: str | None, shape: Shape) -> Serving:
+    """The choice for a shape; logs a fallback once. Raises `Unsupported` with every reason when no entry serves."""
+    choice = choose(arch, device_class, shape)
+    if choice.fallback is not None:
+        _log_once(f"{arch}, layout {shape.layout}, {shape.heads} heads, topk {_topk(shape)}: {choice.fallback}.")
+    return Serving(choice, launch.scratch_bytes(shape, choice.entry, choice.exact))
+
+
+def choose(arch: str, device_class: str | None, shape: Shape, exclude: Sequence[Entry] = ()) -> Choice:
+    """`select` on the table of `arch`, without the modules that are not valid for the Triton that is installed."""
+    table = load_table(arch)
+    if table is None:
+        raise Unsupported([f"{PACKAGE} has no table for {arch}. To make one: {tune_command(arch, shape)}"])
+    out: list[Entry] = list(exclude)
+    reasons: list[str] = []
+    while True:
+        choice = select(table.entries, shape, device_class, exclude=out)
+        if choice is None:
+            break
+        problem = _triton_problem(arch, choice.entry.module)
+        if problem is None:
+            return choice
+        _log_once(problem)
+        reasons.append(problem)
+        out += [entry for entry in table.entries if entry.module == choice.entry.module]
+    reasons += _table_reasons(table, shape) if not reasons else []
+    raise Unsupported([*reasons, f"To add an entry: {tune_command(arch, shape)}"])
+
+
+def _table_reasons(table: Table, shape: Shape) -> list[str]:
+    """Why no entry serves, entries of one reason in one sentence."""
+    counts: dict[str, int] = {}
+    for entry in table.entries:
+        sentence = cannot_serve(entry, shape)
+        if sentence is not None:
+            counts[sentence] = counts.get(sentence, 0) + 1
+    return [f"{count} {'entry' if count == 1 else 'entries'}: {text}" for text, count in counts.items()] or [
+        "The table has no entry that is left to choose."
+    ]
+
+
+def tune_command(arch: str, shape: Shape) -> str:
+    """The command that would add an entry for a shape."""
+    parts = [f"kgen tune --arch {arch} --layout {shape.layout} --heads {shape.heads} --topk {shape.topk}"]
+    parts.append(f"--page {shape.page} --tokens {shape.tokens}")
+    if shape.dual:
+        parts.append(f"--extra-topk {shape.extra_topk} --extra-page {shape.extra_page}")
+    return " ".join(parts)
+
+
+def _topk(shape: Shape) -> str:
+    return f"{shape.topk}+{shape.extra_topk}" if shape.dual else str(shape.topk)
+
+
+@lru_cache(maxsize=256)
+def _triton_problem(arch: str, module: str) -> str | None:
+    """Why the installed Triton is outside the range that a kernel module states, or None."""
+    import triton  # here, because importing dispatch must stay cheap
+
+    name = f"{PACKAGE}.{arch}.{module}"
+    first, below = importlib.import_module(name).TRITON_RANGE
+    if _version(first) <= _version(triton.__version__) < _version(below):
+        return None
+    return f"{name} is valid for Triton {first} up to but not including {below}; {triton.__version__} is installed."
+
+
+def _version(text: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+@lru_cache(maxsize=4096)
+def _log_once(text: str) -> None:
+    _log.warning(text)

@@ -1,0 +1,1 @@
+"""Kernels and dispatch table of sm100, Emitted by kgen."""

@@ -1,0 +1,1 @@
+"""Kernels and dispatch table of sm120, Emitted by kgen."""

@@ -1,0 +1,1 @@
+"""Kernels and dispatch table of sm121, Emitted by kgen."""

@@ -1,0 +1,1 @@
+"""Kernels and dispatch table of sm90, Emitted by kgen."""

@@ -1,0 +1,221 @@
+"""Records -> the rows of the dispatch tables: one per spec and device class, static where nothing was measured.
+
+What was measured wins over what was ranked; a token bucket without a measurement inherits the winner of the nearest bucket
+that has one (decision 4) and says so. Records of another template are not used: their times belong to another text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kgen.archs import ArchSpec, DeviceClass
+from kgen.environment import STATIC
+from kgen.records import winner
+from kgen.render import module_name
+from kgen.runtime.table import Config, Entry, Provenance
+from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
+
+LAST_TOKEN = 2**31 - 1
+GROWING_PAGE = 2
+"""Extra caches of this page size hold all compressed rows (ratio-128 layers): their width grows with the context."""
+
+HBM_SHARE = 0.9
+"""Share of the data sheet's bandwidth that a floor assumes (a copy reaches 0.89 on an H200: 4,270 of 4,800 GB/s)."""
+
+
+def config_of(candidate: Candidate) -> Config:
+    """The shipped form of a candidate's constants."""
+    values = tuple((name, v) for name, v in candidate.tunables if v is not None and not isinstance(v, float))
+    launch = candidate.launch
+    return Config(values, launch.num_warps, launch.num_stages, launch.maxnreg)
+
+
+def module_of(candidate: Candidate, layout: str) -> str:
+    return module_name(candidate.family, layout, int(candidate["chunk"] or 0))
+
+
+def bucket_range(bucket: int) -> tuple[int, int]:
+    """Token counts that a bucket serves: above the previous one, up to its own; the last has no end."""
+    position = TOKEN_BUCKETS.index(bucket)
+    first = TOKEN_BUCKETS[position - 1] + 1 if position else 1
+    return first, bucket if position + 1 < len(TOKEN_BUCKETS) else LAST_TOKEN
+
+
+def floor_us(spec: KernelSpec, arch: ArchSpec, device: DeviceClass) -> float:
+    """The larger of the arithmetic's and the gather's time at data-sheet rates, µs. Rows that fit the L2 count once."""
+    rate = device.bf16_tflops or math.inf
+    compute = spec.flop() / rate / 1e6
+    reused = not spec.kv.paged  # the bf16 pools of prefill lie in L2: their rows are read from memory once
+    rows = 0.0 if reused else spec.gathered_bytes() / (device.dram_gbps * HBM_SHARE) / 1e3
+    return max(compute, rows)
+
+
+def usable(record: TuneRecord, template_hashes: Mapping[str, str]) -> bool:
+    return template_hashes.get(record.candidate.family) == record.template_hash
+
+
+def _family(spec: KernelSpec) -> KernelSpec:
+    """A spec without its bucket: what buckets that inherit from each other share."""
+    return replace(spec, tokens=0)
+
+
+def measured_winners(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], TuneRecord]:
+    """The champion of every (device class, spec) that was measured."""
+    groups: dict[tuple[str, KernelSpec], list[TuneRecord]] = defaultdict(list)
+    for record in records:
+        if record.environment.device_class != STATIC:
+            groups[record.environment.device_class, record.spec].append(record)
+    found = {key: winner(group) for key, group in groups.items()}
+    return {key: record for key, record in found.items() if record is not None}
+
+
+def static_winners(records: Iterable[TuneRecord]) -> dict[KernelSpec, TuneRecord]:
+    """The last static pick of every spec."""
+    return {r.spec: r for r in records if r.environment.device_class == STATIC and r.estimate_us is not None}
+
+
+def _nearest(bucket: int, buckets: Iterable[int]) -> int:
+    """The bucket whose tokens are nearest in ratio; the larger one in a tie."""
+    return min(buckets, key=lambda other: (abs(math.log2(other / bucket)), -other))
+
+
+def select_entries(
+    records: Sequence[TuneRecord],
+    specs: Iterable[KernelSpec],
+    arch: ArchSpec,
+    template_hashes: Mapping[str, str],
+) -> list[Entry]:
+    """The table of one arch, in a fixed order, with equal neighbours merged."""
+    current = [r for r in records if r.spec.arch == arch.name and usable(r, template_hashes)]
+    measured, static = measured_winners(current), static_winners(current)
+    by_family: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
+    for (device, spec), record in measured.items():
+        by_family[device, _family(spec)][spec.tokens] = record
+    classes = sorted({device for device, _ in by_family})
+    entries = []
+    for spec in sorted(set(specs), key=_order):
+        found = False
+        for device in classes:
+            buckets = by_family.get((device, _family(spec)))
+            if buckets:
+                record = buckets[_nearest(spec.tokens, buckets)]
+                entries.append(_measured_entry(spec, record, arch))
+                found = True
+        if not found and spec in static:
+            entries.append(_static_entry(spec, static[spec]))
+    return merge_pages(merge_tokens(widen(entries)))
+
+
+def _order(spec: KernelSpec) -> tuple[object, ...]:
+    return (spec.layout, spec.dual, spec.heads, spec.topk, spec.extra_topk, spec.page, spec.extra_page, spec.tokens)
+
+
+def _entry(spec: KernelSpec, candidate: Candidate, provenance: Provenance) -> Entry:
+    return Entry(
+        layout=spec.layout, dual=spec.dual, heads=spec.heads, topk=(spec.topk, spec.topk),
+        extra_topk=(spec.extra_topk, spec.extra_topk), page=spec.page if spec.kv.paged else None,
+        extra_page=spec.extra_page if spec.dual else None, tokens=bucket_range(spec.tokens),
+        module=module_of(candidate, spec.layout), config=config_of(candidate), provenance=provenance,
+    )  # fmt: skip
+
+
+def _measured_entry(spec: KernelSpec, record: TuneRecord, arch: ArchSpec) -> Entry:
+    environment, time = record.environment, record.measurement
+    assert time is not None
+    device = arch.device(environment.device_class)
+    source = "measured" if record.spec.tokens == spec.tokens else "inherited"
+    provenance = Provenance(
+        source=source, device_class=environment.device_class, gpu=environment.gpu, us=round(time.median_us, 2),
+        roofline=round(floor_us(record.spec, arch, device) / time.median_us, 3), triton=environment.triton,
+        anchor_tokens=record.spec.tokens,
+    )  # fmt: skip
+    return _entry(spec, record.candidate, provenance)
+
+
+def _static_entry(spec: KernelSpec, record: TuneRecord) -> Entry:
+    assert record.estimate_us is not None
+    rejected = ", ".join(f"{count} {kind}" for kind, count in record.rejected)
+    provenance = Provenance(
+        source="static", device_class=STATIC, estimate_us=round(record.estimate_us, 1), triton=record.environment.triton,
+        anchor_tokens=spec.tokens, considered=record.considered or 0, rejected=rejected,
+    )  # fmt: skip
+    return _entry(spec, record.candidate, provenance)
+
+
+def widen(entries: Sequence[Entry]) -> list[Entry]:
+    """Widths that grow with the context serve everything between them, in their kernels' generic form."""
+    widths: dict[tuple[object, ...], set[int]] = defaultdict(set)
+
+    def group(entry: Entry) -> tuple[object, ...]:
+        return entry.layout, entry.heads, entry.topk, entry.page, entry.extra_page
+
+    for entry in entries:
+        if entry.extra_page == GROWING_PAGE:
+            widths[group(entry)].add(entry.extra_topk[0])
+    out = []
+    for entry in entries:
+        if entry.extra_page == GROWING_PAGE:
+            known = sorted(widths[group(entry)])
+            at = known.index(entry.extra_topk[0])
+            low = known[at - 1] + 1 if at else 1
+            high = known[at] if at + 1 < len(known) else LAST_TOKEN
+            entry = replace(entry, extra_topk=(low, high), config=_generic(entry.config))
+        out.append(entry)
+    return out
+
+
+def _generic(config: Config) -> Config:
+    tunables = tuple((name, False if name == "specialise" else value) for name, value in config.tunables)
+    return replace(config, tunables=tunables)
+
+
+def merge_tokens(entries: Sequence[Entry]) -> list[Entry]:
+    """Join neighbouring buckets that one measurement serves: the anchor's own entry absorbs those that inherit from it."""
+    out: list[Entry] = []
+    for entry in entries:
+        last = out[-1] if out else None
+        if last is not None and last.tokens[1] + 1 == entry.tokens[0]:
+            same = replace(last, tokens=entry.tokens, provenance=replace(last.provenance, source=""))
+            if same == replace(entry, provenance=replace(entry.provenance, source="")) and last.provenance.source != "static":
+                source = "measured" if "measured" in (last.provenance.source, entry.provenance.source) else "inherited"
+                tokens = (last.tokens[0], entry.tokens[1])
+                out[-1] = replace(last, tokens=tokens, provenance=replace(last.provenance, source=source))
+                continue
+        out.append(entry)
+    return out
+
+
+def merge_pages(entries: Sequence[Entry]) -> list[Entry]:
+    """Static entries of one config for several page sizes become one entry for any page."""
+    groups: dict[Entry, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.provenance.source == "static" and not entry.config.get("specialise", False):
+            provenance = replace(entry.provenance, estimate_us=None, considered=0, rejected="")
+            groups[replace(entry, page=None, extra_page=None, provenance=provenance)].append(entry)
+    merged: dict[Entry, Entry] = {}
+    dropped: set[Entry] = set()
+    for group in groups.values():
+        if len(group) > 1:
+            merged[group[0]] = replace(group[0], page=None, extra_page=None)
+            dropped.update(group[1:])
+    return [merged.get(entry, entry) for entry in entries if entry not in dropped]
+
+
+def summary(entries: Sequence[Entry]) -> dict[str, int]:
+    """Entries by source, and how many distinct kernels they point at."""
+    counts = dict(Counter(entry.provenance.source for entry in entries))
+    kernels = {(e.module, _kernel_constants(e)) for e in entries}
+    return counts | {"entries": len(entries), "kernels": len(kernels)}
+
+
+def _kernel_constants(entry: Entry) -> tuple[object, ...]:
+    """What makes a compiled kernel: split counts are run-time values, shape constants only where specialised."""
+    config = entry.config
+    tunables = tuple((k, v) for k, v in config.tunables if k not in ("splits", "partial", "specialise"))
+    split = int(config.get("splits", 1)) > 1
+    partial = config.get("partial", "fp32") if split else ""
+    shape = (entry.heads, entry.topk, entry.extra_topk, entry.page, entry.extra_page) if config.get("specialise", False) else ()
+    return (*tunables, split, partial, config.num_warps, config.num_stages, config.maxnreg, entry.dual, shape)
