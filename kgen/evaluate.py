@@ -28,8 +28,9 @@ from kgen.measure import Budget, Finalist, Timer, interleaved, measure, unstable
 from kgen.render import load_module
 from kgen.runtime import launch as launcher
 from kgen.runtime.call import AttentionCall
-from kgen.runtime.table import Config, Entry, Provenance, Shape
+from kgen.runtime.table import Entry, Provenance, Shape
 from kgen.runtime.validate import build_call
+from kgen.select import config_of, module_of
 from kgen.timers import CudaEventTimer, CudaGraphTimer
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse
 
@@ -39,22 +40,13 @@ MAX_SETS = 96
 EXAM_TOKENS = 3
 
 
-def config_of(candidate: Candidate) -> Config:
-    """The shipped form of a candidate's constants."""
-    tunables = tuple((name, value) for name, value in candidate.tunables if value is not None and not isinstance(value, float))
-    launch = candidate.launch
-    return Config(tunables, launch.num_warps, launch.num_stages, launch.maxnreg)
-
-
 def entry_of(candidate: Candidate, shape: Shape, source: str = "measured") -> Entry:
     """A table entry for exactly `shape`, as `kgen.emit` would write it."""
-    from kgen.render import module_name
-
     return Entry(
         layout=shape.layout, dual=shape.dual, heads=shape.heads,
         topk=(shape.topk, shape.topk), extra_topk=(shape.extra_topk, shape.extra_topk),
         page=shape.page or None, extra_page=shape.extra_page or None, tokens=(shape.tokens, shape.tokens),
-        module=module_name(candidate.family, shape.layout, int(candidate["chunk"] or 0)),
+        module=module_of(candidate, shape.layout),
         config=config_of(candidate), provenance=Provenance(source, "", anchor_tokens=shape.tokens),
     )  # fmt: skip
 
