@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .layouts import D_V
+from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
 LOG2E = 1.4426950408889634
@@ -84,7 +84,7 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     and no split gets less than one key block.
     """
     config = entry.config
-    special = exact and bool(config.get("specialise", False))
+    special = exact and bool(config.get("specialise", False)) and _one_shape(entry)
     splits = int(config.get("splits", 1))
     anchor = entry.provenance.anchor_tokens or entry.tokens[1]
     if shape.tokens > 0 and splits > 1:
@@ -104,6 +104,25 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
         dual=shape.dual,
         splits=splits,
     )
+
+
+def _one_shape(entry: Entry) -> bool:
+    """Whether the entry stands for one width and page: constants of a range would compile a kernel per value."""
+    widths = entry.topk[0] == entry.topk[1] and entry.extra_topk[0] == entry.extra_topk[1]
+    paged = LAYOUTS[entry.layout].paged
+    return widths and not (paged and entry.page is None) and not (entry.dual and entry.extra_page is None)
+
+
+_plans: dict[tuple[Shape, int, bool], tuple[Entry, Plan]] = {}
+
+
+def _known_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
+    """`make_plan` without hashing the entry: it is kept alive here, so that its id stays its own."""
+    key = (shape, id(entry), exact)
+    found = _plans.get(key)
+    if found is None:
+        found = _plans[key] = (entry, make_plan(shape, entry, exact))
+    return found[1]
 
 
 def plan_scratch_bytes(plan: Plan, tokens: int, heads: int) -> int:
@@ -152,7 +171,7 @@ def run(
     call: AttentionCall, arch: str, entry: Entry, exact: bool, workspace: torch.Tensor | None, package: str
 ) -> None:
     """Launch what `entry` says for `call`; outputs are written in place. Never synchronises, never tunes."""
-    plan = make_plan(call_shape(call), entry, exact)
+    plan = _known_plan(call_shape(call), entry, exact)
     launch(call, plan, load_modules(package, arch, entry.module), workspace)
 
 
@@ -266,8 +285,8 @@ def attention_args(call: AttentionCall, scratch: Scratch) -> tuple[Any, ...]:
 
 
 def _placeholder(call: AttentionCall) -> torch.Tensor:
-    """An fp32 view of memory that exists, for a pointer that a flag switches off (never dereferenced)."""
-    return call.out.view(torch.float32) if call.out.numel() else torch.empty(0, device=call.out.device)
+    """An fp32 tensor for a pointer that a flag switches off (never dereferenced)."""
+    return call.q.new_empty(4, dtype=torch.float32)
 
 
 def combine_args(call: AttentionCall, plan: Plan, scratch: Scratch) -> tuple[Any, ...]:
