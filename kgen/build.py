@@ -61,7 +61,13 @@ def _text_digest(family: str, layout: str | None, arch: str, chunk: int) -> str:
 def _job_key(job: ProbeJob) -> str:
     import triton
 
-    facts = [_text_digest(job.family, job.layout, job.arch, job.chunk), job.cc, job.constants, job.num_warps, job.num_stages]
+    facts = [
+        _text_digest(job.family, job.layout, job.arch, job.chunk),
+        job.cc,
+        job.constants,
+        job.num_warps,
+        job.num_stages,
+    ]
     facts += [job.maxnreg, job.part_bf16, triton.__version__]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
@@ -93,7 +99,9 @@ def attention_job(spec: KernelSpec, candidate: Candidate, cc: int) -> ProbeJob:
 
 
 def combine_job(arch: str, cc: int, block_s: int, block_d: int) -> ProbeJob:
-    return ProbeJob("combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), 4, 2, None)
+    return ProbeJob(
+        "combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), 4, 2, None
+    )
 
 
 POINTERS = {
@@ -103,7 +111,9 @@ POINTERS = {
 FLOATS = ("scale_log2", "lse_scale", "empty_lse")
 
 
-def signature_of(job: ProbeJob, arg_names: list[str], unaligned: Iterable[str]) -> tuple[dict[str, str], dict[Any, Any]]:
+def signature_of(
+    job: ProbeJob, arg_names: list[str], unaligned: Iterable[str]
+) -> tuple[dict[str, str], dict[Any, Any]]:
     """Types and alignment hints of a launch with contiguous, 16-byte aligned tensors, as Triton's launcher derives them."""
     constants = dict(job.constants)
     kv = "*bf16" if job.layout and not LAYOUTS[job.layout].fp8 else "*u8"
@@ -239,4 +249,3 @@ def describe_module(job: ProbeJob) -> str:
     """Readable name of a job, for messages."""
     constants = " ".join(f"{name.lower()}={int(value)}" for name, value in job.constants if name != "UPCAST")
     return f"{job.arch}/{module_name(job.family, job.layout, job.chunk)} {constants} warps={job.num_warps} stages={job.num_stages}"
-

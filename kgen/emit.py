@@ -124,7 +124,9 @@ def table_text(arch: ArchSpec, entries: Sequence[Entry]) -> str:
     lines = [
         f'"""Dispatch table of {arch.name}, {MARK} {kgen.__version__}.',
         "",
-        "Templates (hash): " + ", ".join(f"{name} {digest}" for name, digest in list(template_hashes().items())[:2]) + ",",
+        "Templates (hash): "
+        + ", ".join(f"{name} {digest}" for name, digest in list(template_hashes().items())[:2])
+        + ",",
         ", ".join(f"{name} {digest}" for name, digest in list(template_hashes().items())[2:]) + ".",
         "",
         "One entry per line: the shapes it was made for (ranges inclusive), the kernel module, its constants, and where",

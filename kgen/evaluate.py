@@ -201,7 +201,9 @@ def resources_of(compiled: Any) -> ResourceUse:
     registers = getattr(compiled, "n_regs", None) or 0
     spills = 4 * (getattr(compiled, "n_spills", None) or 0)
     tmem = int(getattr(metadata, "tmem_size", 0) or 0)
-    return ResourceUse(metadata.shared, registers, spills, tmem, mma_of(compiled.asm["ptx"]), len(compiled.asm["cubin"]))
+    return ResourceUse(
+        metadata.shared, registers, spills, tmem, mma_of(compiled.asm["ptx"]), len(compiled.asm["cubin"])
+    )
 
 
 def evaluate(job: TuneJob) -> Outcome:
@@ -236,5 +238,3 @@ def finals(jobs: Sequence[TuneJob], rounds: int) -> list[Outcome]:
         runners = {index: finalist(job.candidate, spec, job.tokens) for index, job in enumerate(jobs)}
         times = interleaved(runners, rounds, clock=timer_for(spec), budget=budget_for(tokens))
     return [Outcome(measurement=times[index]) for index in range(len(jobs))]
-
-

@@ -114,14 +114,20 @@ def _environment() -> jinja2.Environment:
 def template_path(family: str) -> Path:
     path = Path(template_root()) / f"{family}.py.jinja"
     if family not in TRITON_RANGE or not path.is_file():
-        raise ConfigError(f"No template for family {family!r} in templates/; known families: {', '.join(TRITON_RANGE)}.")
+        raise ConfigError(
+            f"No template for family {family!r} in templates/; known families: {', '.join(TRITON_RANGE)}."
+        )
     return path
 
 
 @functools.cache
 def template_hash(family: str) -> str:
     """First 16 hex digits of the SHA-256 of the template's text and of the layout facts it is rendered with."""
-    facts = "" if family in LAYOUT_FREE else repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
+    facts = (
+        ""
+        if family in LAYOUT_FREE
+        else repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
+    )
     return hashlib.sha256(template_path(family).read_bytes() + facts.encode()).hexdigest()[:16]
 
 
@@ -135,14 +141,18 @@ def render_module(family: str, layout: str | None, arch: str, chunk: int = 0) ->
         raise BuildError(f"Template {path.name}, line {error.lineno}: {error.message}.") from error
     except jinja2.UndefinedError as error:
         line = _template_line(error, path.name)
-        raise BuildError(f"Template {path.name}, line {line}: {error.message}; see kgen.render.render_context.") from error
+        raise BuildError(
+            f"Template {path.name}, line {line}: {error.message}; see kgen.render.render_context."
+        ) from error
     text = _squeeze_blank_lines(text)
     try:
         ast.parse(text)
     except SyntaxError as error:
         at = error.lineno or 1
         context = "\n".join(f"{n:5d} {line}" for n, line in enumerate(text.splitlines(), 1) if abs(n - at) <= 3)
-        raise BuildError(f"Template {path.name} renders to Python that does not parse ({error.msg}):\n{context}") from error
+        raise BuildError(
+            f"Template {path.name} renders to Python that does not parse ({error.msg}):\n{context}"
+        ) from error
     return text
 
 
@@ -165,9 +175,7 @@ def _template_line(error: BaseException, name: str) -> int | str:
     return line
 
 
-def load_module(
-    family: str, layout: str | None, arch: str, chunk: int = 0, folder: Path | None = None
-) -> ModuleType:
+def load_module(family: str, layout: str | None, arch: str, chunk: int = 0, folder: Path | None = None) -> ModuleType:
     """Import the rendered module. `@triton.jit` reads its source from a file, so the text is written to
     `folder` (default: a per-user cache), atomically and only when it is not there yet."""
     text = render_module(family, layout, arch, chunk)

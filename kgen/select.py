@@ -179,7 +179,10 @@ def merge_tokens(entries: Sequence[Entry]) -> list[Entry]:
         last = out[-1] if out else None
         if last is not None and last.tokens[1] + 1 == entry.tokens[0]:
             same = replace(last, tokens=entry.tokens, provenance=replace(last.provenance, source=""))
-            if same == replace(entry, provenance=replace(entry.provenance, source="")) and last.provenance.source != "static":
+            if (
+                same == replace(entry, provenance=replace(entry.provenance, source=""))
+                and last.provenance.source != "static"
+            ):
                 source = "measured" if "measured" in (last.provenance.source, entry.provenance.source) else "inherited"
                 tokens = (last.tokens[0], entry.tokens[1])
                 out[-1] = replace(last, tokens=tokens, provenance=replace(last.provenance, source=source))
@@ -217,5 +220,9 @@ def _kernel_constants(entry: Entry) -> tuple[object, ...]:
     tunables = tuple((k, v) for k, v in config.tunables if k not in ("splits", "partial", "specialise"))
     split = int(config.get("splits", 1)) > 1
     partial = config.get("partial", "fp32") if split else ""
-    shape = (entry.heads, entry.topk, entry.extra_topk, entry.page, entry.extra_page) if config.get("specialise", False) else ()
+    shape = (
+        (entry.heads, entry.topk, entry.extra_topk, entry.page, entry.extra_page)
+        if config.get("specialise", False)
+        else ()
+    )
     return (*tunables, split, partial, config.num_warps, config.num_stages, config.maxnreg, entry.dual, shape)

@@ -34,7 +34,9 @@ def examine(gpu: tuple[str, str] | None) -> tuple[list[str], dict[str, str]]:
     arch = device = None
     if gpu is not None:
         if gpu[0] not in all_archs():
-            findings.append(f"{gpu[1]} is {gpu[0]}, for which there is no configs/archs/{gpu[0]}.yaml (docs/adding.md).")
+            findings.append(
+                f"{gpu[1]} is {gpu[0]}, for which there is no configs/archs/{gpu[0]}.yaml (docs/adding.md)."
+            )
         else:
             arch = load_arch(gpu[0])
             device = match_device(arch, gpu[1])
@@ -60,7 +62,9 @@ def _record_findings(arch: str | None, device: str | None, facts: dict[str, str]
             out.append(warning)
         old = sum(hashes.get(r.candidate.family) != r.template_hash for r in loaded.records)
         if old:
-            out.append(f"{path.name}: {old} records belong to templates that have changed since; kgen tune measures anew.")
+            out.append(
+                f"{path.name}: {old} records belong to templates that have changed since; kgen tune measures anew."
+            )
         if arch is None or device is None or not loaded.records:
             continue
         here = current_environment(arch, device)

@@ -29,7 +29,11 @@ def emit_command(
     lines = [f"{arch}: " + ", ".join(f"{n} {name}" for name, n in count.items()) for arch, count in counts.items()]
     if check:
         different = emit.differences(emission, out)
-        verdict = f"{out} is what kgen emit would write." if not different else f"Run kgen emit: {len(different)} files differ."
+        verdict = (
+            f"{out} is what kgen emit would write."
+            if not different
+            else f"Run kgen emit: {len(different)} files differ."
+        )
         show({"differences": different, "tables": counts}, [*lines, *different, verdict], as_json)
         return FOUND if different else 0
     changed = emit.write(emission, out)

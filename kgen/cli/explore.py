@@ -86,12 +86,12 @@ def describe(entry: Entry) -> str:
     """One line for an entry: its shape, its kernel and where it comes from."""
     extra = f"+{entry.extra_topk[1]}" if entry.dual else ""
     source = entry.provenance
-    time = f"{source.us} µs at {source.anchor_tokens} tokens on {source.gpu}" if source.us is not None else "never timed"
+    time = (
+        f"{source.us} µs at {source.anchor_tokens} tokens on {source.gpu}" if source.us is not None else "never timed"
+    )
     constants = " ".join(f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in entry.config.tunables)
     last = "up" if entry.tokens[1] >= 2**31 - 1 else str(entry.tokens[1])
     return (
         f"{entry.layout} h{entry.heads} k{entry.topk[1]}{extra} p{entry.page or 'any'} t{entry.tokens[0]}-{last}: "
         f"{entry.module} {constants} warps={entry.config.num_warps} stages={entry.config.num_stages} [{source.source}, {time}]"
     )
-
-

@@ -52,7 +52,9 @@ def list_command(
         kinds = Counter(r.failure.kind if r.failure else r.status for r in loaded.records)
         specs = len({r.spec for r in loaded.records})
         aside = [{"line": a.line_no, "reason": a.reason} for a in loaded.set_aside]
-        rows.append({"file": path.name, "records": len(loaded.records), "specs": specs, "kinds": dict(kinds), "aside": aside})
+        rows.append(
+            {"file": path.name, "records": len(loaded.records), "specs": specs, "kinds": dict(kinds), "aside": aside}
+        )
     lines = []
     for row in rows:
         kinds_text = ", ".join(f"{n} {kind}" for kind, n in sorted(row["kinds"].items()))
@@ -86,7 +88,9 @@ def show_command(
             f" {mark} {time.median_us:9.2f} µs ±{100 * time.spread:.1f} % {time.method:22s} "
             f"{record.environment.gpu}, Triton {record.environment.triton}: {record.candidate.slug}"
         )
-    lines += [f"   static, estimated {r.estimate_us:.1f} µs: {r.candidate.slug}" for r in found if r.estimate_us is not None]
+    lines += [
+        f"   static, estimated {r.estimate_us:.1f} µs: {r.candidate.slug}" for r in found if r.estimate_us is not None
+    ]
     failures = Counter((r.failure.kind, r.failure.message) for r in found if r.failure)
     lines += [f"   {n} {kind}: {message}" for (kind, message), n in failures.most_common(top)]
     show({"spec": slug, "records": found}, lines, as_json)
@@ -107,7 +111,11 @@ def merge_command(
         raise RecordError(f"There is no record file {missing[0]}.")
     result = merge(sources, into)
     facts = {name: value for name, value in vars(result).items()}
-    show(result, [f"{name.replace('_', ' ')}: {len(v) if isinstance(v, (list, tuple)) else v}" for name, v in facts.items()], as_json)
+    show(
+        result,
+        [f"{name.replace('_', ' ')}: {len(v) if isinstance(v, (list, tuple)) else v}" for name, v in facts.items()],
+        as_json,
+    )
     return 0
 
 

@@ -20,7 +20,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(text: str) -> float:
-    """"90", "90s", "10m" or "1.5h" in seconds."""
+    """ "90", "90s", "10m" or "1.5h" in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
         raise ConfigError(f"--budget {text!r} is no duration: write 90s, 10m or 1.5h.")
@@ -70,7 +70,9 @@ def tune_command(
     seconds = seconds_of(budget) if budget is not None else None
     if seconds is None and trials is None and not dry_run:
         trials = 64
-    return _measured(target, specs, records, seconds, trials, _devices(devices, lanes), storage, stale, dry_run, as_json)
+    return _measured(
+        target, specs, records, seconds, trials, _devices(devices, lanes), storage, stale, dry_run, as_json
+    )
 
 
 def _devices(text: str, lanes: int) -> list[int]:
