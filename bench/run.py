@@ -42,7 +42,7 @@ def ours(inputs: Inputs) -> Callable[[], Any]:
     lse = torch.empty(inputs.q.shape[:-1], dtype=torch.float32, device=inputs.q.device)
     extra = inputs.extra_indices.shape[-1] if inputs.extra_indices is not None else 0
     shape = Shape(
-        layout=("bf16_d%d" % inputs.d_qk) if inputs.kv_layout == "bf16" else inputs.kv_layout,
+        layout=f"bf16_d{inputs.d_qk}" if inputs.kv_layout == "bf16" else inputs.kv_layout,
         heads=inputs.heads, topk=inputs.indices.shape[-1], page=0 if inputs.kv_layout == "bf16" else inputs.kv.shape[1],
         tokens=inputs.tokens, extra_topk=extra, extra_page=inputs.extra_kv.shape[1] if inputs.extra_kv is not None else 0,
     )  # fmt: skip

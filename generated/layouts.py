@@ -76,12 +76,12 @@ LAYOUTS: dict[str, KvLayout] = {
     for layout in (
         # fmt: off
         #        name          word          d_qk latent rope group scale    row   rope@ scale@ footer align
-        KvLayout("bf16_d576",  "bf16",       576, 512,   64,  0,  "none",    1152, 1024, -1,    0,     1),
-        KvLayout("bf16_d512",  "bf16",       512, 512,   0,   0,  "none",    1024, -1,   -1,    0,     1),
-        KvLayout("v32",        "v32",        576, 512,   64,  128, "fp32",   656,  528,  512,   0,     1),
-        KvLayout("v4",         "v4",         512, 448,   64,  64, "ue8m0",   576,  448,  -1,    8,     576),
-        KvLayout("v41_footer", "v41_footer", 512, 512,   0,   32, "ue8m0",   512,  -1,   -1,    16,    512),
-        KvLayout("v41_inline", "v41_inline", 512, 512,   0,   32, "ue8m0",   528,  -1,   512,   0,     528),
+        KvLayout("bf16_d576", "bf16", 576, 512, 64, 0, "none", 1152, 1024, -1, 0, 1),
+        KvLayout("bf16_d512", "bf16", 512, 512, 0, 0, "none", 1024, -1, -1, 0, 1),
+        KvLayout("v32", "v32", 576, 512, 64, 128, "fp32", 656, 528, 512, 0, 1),
+        KvLayout("v4", "v4", 512, 448, 64, 64, "ue8m0", 576, 448, -1, 8, 576),
+        KvLayout("v41_footer", "v41_footer", 512, 512, 0, 32, "ue8m0", 512, -1, -1, 16, 512),
+        KvLayout("v41_inline", "v41_inline", 512, 512, 0, 32, "ue8m0", 528, -1, 512, 0, 528),
         # fmt: on
     )
 }

@@ -126,10 +126,11 @@ def _measured_entry(spec: KernelSpec, record: TuneRecord, arch: ArchSpec) -> Ent
     environment, time = record.environment, record.measurement
     assert time is not None
     device = arch.device(environment.device_class)
+    roofline = None if device is None else round(floor_us(record.spec, arch, device) / time.median_us, 3)
     source = "measured" if record.spec.tokens == spec.tokens else "inherited"
     provenance = Provenance(
         source=source, device_class=environment.device_class, gpu=environment.gpu, us=round(time.median_us, 2),
-        roofline=round(floor_us(record.spec, arch, device) / time.median_us, 3), triton=environment.triton,
+        roofline=roofline, triton=environment.triton,
         anchor_tokens=record.spec.tokens,
     )  # fmt: skip
     return _entry(spec, record.candidate, provenance)

@@ -1,6 +1,6 @@
 """The data that flows through kgen: frozen, and dicts only at the YAML/JSON edge.
 
-configs -> KernelSpec -> Candidate -> ResourceUse -> Measurement | Failure -> TuneRecord -> (kgen.emit) -> Entry of the shipped table
+configs -> KernelSpec -> Candidate -> ResourceUse -> Measurement | Failure -> TuneRecord -> (kgen.emit) -> Entry
 """
 
 from __future__ import annotations

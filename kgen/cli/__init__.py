@@ -4,7 +4,7 @@
 configuration · 3 the machine lacks what the command needs (a GPU, a package) · 130 interrupted
 """
 
-from kgen.cli.common import app
 from kgen.cli import emit, explore, keep, tune, verify  # noqa: F401, I001 - importing registers the commands
+from kgen.cli.common import app
 
 __all__ = ["app"]

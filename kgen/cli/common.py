@@ -33,8 +33,9 @@ class MachineError(KgenError):
     """This machine lacks what the command needs."""
 
 
-def command(name: str) -> Callable[[F], F]:
-    """Register a command whose function returns an exit code (None: 0) and whose errors are sentences."""
+def command(name: str, group: typer.Typer | None = None) -> Callable[[F], F]:
+    """Register a command, of a group if given (`kgen records list`): its function returns an exit code (None: 0), and its
+    errors are sentences."""
 
     def register(function: F) -> F:
         @functools.wraps(function)
@@ -55,7 +56,7 @@ def command(name: str) -> Callable[[F], F]:
                 code = complain("Interrupted.", INTERRUPTED, as_json)
             raise typer.Exit(code or OK)
 
-        app.command(name)(wrapped)
+        (group or app).command(name)(wrapped)
         return function
 
     return register

@@ -24,21 +24,7 @@ def _files(path: Path | None) -> list[Path]:
     return sorted(p for p in (config_root() / "records").glob("*.jsonl") if not p.name.startswith("compile-"))
 
 
-def _records_command(name: str) -> Any:
-    """`command`, on the sub-application."""
-    from kgen.cli import common
-
-    def register(function: Any) -> Any:
-        main, common.app = common.app, records_app
-        try:
-            return common.command(name)(function)
-        finally:
-            common.app = main
-
-    return register
-
-
-@_records_command("list")
+@command("list", records_app)
 def list_command(
     file: Optional[Path] = typer.Option(None, help="One file; default: all of configs/records."),
     as_json: bool = Json,
@@ -46,7 +32,7 @@ def list_command(
     """Files, how many records of which kind, damaged lines."""
     from kgen.records import RecordStore
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in _files(file):
         loaded = RecordStore(path).load()
         kinds = Counter(r.failure.kind if r.failure else r.status for r in loaded.records)
@@ -64,7 +50,7 @@ def list_command(
     return FOUND if any(row["aside"] for row in rows) else 0
 
 
-@_records_command("show")
+@command("show", records_app)
 def show_command(
     slug: str = typer.Argument(..., help="A spec's slug."),
     file: Optional[Path] = typer.Option(None, help="One file; default: all of configs/records."),
@@ -97,7 +83,7 @@ def show_command(
     return 0
 
 
-@_records_command("merge")
+@command("merge", records_app)
 def merge_command(
     sources: list[Path] = typer.Argument(..., help="Record files from other machines."),
     into: Path = typer.Option(..., help="The file that takes them in."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
@@ -14,7 +14,10 @@ from kgen.cli.common import FOUND, INTERRUPTED, Json, MachineError, arch_or_here
 from kgen.cli.specs import choose_specs, spec_from_shape
 from kgen.config import config_root
 from kgen.errors import ConfigError
-from kgen.types import KernelSpec
+from kgen.types import Environment, KernelSpec
+
+if TYPE_CHECKING:
+    from kgen.tune import TunePlan
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -137,7 +140,16 @@ def _measured(
     return INTERRUPTED if summary.interrupted else summary.exit_code
 
 
-def make_plan(arch, device, specs, environment, seconds, trials, storage, stale):  # type: ignore[no-untyped-def]
+def make_plan(
+    arch: ArchSpec,
+    device: DeviceClass | None,
+    specs: list[KernelSpec],
+    environment: Environment,
+    seconds: float | None,
+    trials: int | None,
+    storage: str | None,
+    stale: bool,
+) -> TunePlan:
     """A TunePlan over every family's space, each search begun at `kgen.starts`."""
     from kgen.render import template_hash
     from kgen.search import SearchPart

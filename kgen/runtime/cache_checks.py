@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from .layouts import KvLayout, find_layout
-from .validate import FP8_CACHE_DTYPES, Unsupported
+from .checks import FP8_CACHE_DTYPES
+from .validate import Unsupported
 from .wording import bytes_hint, dtype_word, layout_refusal
 
 FLT_MIN = 1.1754943508222875e-38
