@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,16 @@ Call = Callable[[], object]
 class FlashMLA:
     """The CUDA kernels of FlashMLA as packaged in `sgl-flash-mla` 1.0.0 (its `_C_legacy` library holds the SM90 ones).
 
-    The package's loader also loads a library for newer GPUs, which a Hopper machine cannot; so the library is loaded here and
-    its operators are called through the package's own interface.
+    The package's own loader also loads a library for newer GPUs, which a Hopper machine cannot load; so the one library is
+    loaded here and its operators are called with the arguments that the package's interface passes.
     """
 
     name = "FlashMLA CUDA (sgl-flash-mla 1.0.0)"
 
     def __init__(self, folder: str | None) -> None:
-        if folder:
-            sys.path.insert(0, str(Path(folder).resolve()))
-        loader: Any = importlib.import_module("flash_mla._loader")
-        root = Path(loader.__file__).parent
-        library = next(root.glob("_C_legacy*.so"))
-        torch.ops.load_library(str(library))
-        self._interface: Any = importlib.import_module("flash_mla.flash_mla_interface")
+        root = Path(folder) / "flash_mla" if folder else _package_folder("flash_mla")
+        torch.ops.load_library(str(next(root.glob("_C_legacy*.so"))))
+        self._ops: Any = torch.ops.flash_mla_legacy
 
     def refusal(self, inputs: Inputs) -> str | None:
         """Why the peer cannot serve these inputs, or None."""
@@ -52,8 +47,8 @@ class FlashMLA:
         indices = inputs.indices.view(inputs.indices.shape[0], 1, -1)
 
         def call() -> object:
-            return self._interface.flash_mla_sparse_fwd(
-                inputs.q, kv, indices, inputs.sm_scale, 512, inputs.attn_sink, inputs.topk_length, use_legacy=True
+            return self._ops.sparse_prefill_fwd(
+                inputs.q, kv, indices, inputs.sm_scale, 512, inputs.attn_sink, inputs.topk_length, False, True
             )
 
         return call
@@ -67,21 +62,30 @@ class FlashMLA:
         sink = inputs.attn_sink
         if sink is not None and padded != heads:
             sink = torch.nn.functional.pad(sink, (0, padded - heads))
-        meta, _ = self._interface.get_mla_metadata()
+        schedule: list[Any] = [None, None]  # built by the first call and reused, as serving stacks do
+        indices = inputs.indices[:, None]
+        extra_indices = None if inputs.extra_indices is None else inputs.extra_indices[:, None]
 
         def call() -> object:
-            return self._interface.flash_mla_with_kvcache(
-                q[:, None], inputs.kv, None, None, 512, meta, None, inputs.sm_scale, False, True,
-                inputs.indices[:, None], sink, inputs.extra_kv,
-                None if inputs.extra_indices is None else inputs.extra_indices[:, None],
-                inputs.topk_length, inputs.extra_topk_length, use_legacy=True,
+            out, lse, schedule[0], schedule[1] = self._ops.sparse_decode_fwd(
+                q[:, None], inputs.kv, indices, inputs.topk_length, sink, schedule[0], schedule[1],
+                inputs.extra_kv, extra_indices, inputs.extra_topk_length, 512, inputs.sm_scale, None,
             )  # fmt: skip
+            return out, lse
 
         return call
 
     def output(self, result: Any, inputs: Inputs) -> torch.Tensor:
         out: torch.Tensor = result[0]
         return out.reshape(out.shape[0], -1, 512)[:, : inputs.heads]
+
+
+def _package_folder(name: str) -> Path:
+    """Where a package lies, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"no package {name}")
+    return Path(spec.origin).parent
 
 
 def available(folder: str | None) -> tuple[list[FlashMLA], list[str]]:
