@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import KvLayout, find_layout
 from .checks import FP8_CACHE_DTYPES
+from .layouts import KvLayout, find_layout
 from .validate import Unsupported
 from .wording import bytes_hint, dtype_word, layout_refusal
 

@@ -189,17 +189,15 @@ def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, packa
 
 
 def _in_cache(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Ask Triton's own per-device cache of compiled kernels; an unknown Triton says yes, and a launch then decides."""
-    try:
-        from triton.runtime.jit import compute_cache_key
+    """Ask Triton for the kernel with a hook that cancels compilation: it gives the kernel if it has it, else None."""
+    from triton import knobs
 
-        device = torch.cuda.current_device()
-        cache, key_cache, target, backend, binder = kernel.device_caches[device]
-        keywords = {"debug": kernel.debug or False} | keywords
-        bound, specialization, options = binder(*args, **keywords)
-        return compute_cache_key(key_cache, specialization, options) in cache
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return True
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = lambda **_: True
+    try:
+        return kernel.warmup(*args, grid=(1,), **keywords) is not None
+    finally:
+        knobs.runtime.jit_cache_hook = before
 
 
 Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

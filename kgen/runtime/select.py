@@ -2,14 +2,14 @@
 
 Order of preference, each step only deciding where the one before left a tie:
 1. where the entry comes from: measured on this device class, measured on another class of the same arch, static;
-2. heads, topk, extra topk, tokens: made for this value, else for the nearest larger one, else for the nearest smaller
-   one (larger first: a wide tile masks what is missing, while a narrow one gathers every key again);
+2. as many caches as the call has; then heads, topk, extra topk, tokens: made for this value, else for the nearest
+   larger one, else for the nearest smaller one (larger first: a wide tile masks what is missing, while a narrow one
+   gathers every key again);
 3. page and extra page: this size, any size, another size;
 4. the narrower topk and token ranges, the device class's name, the place in the table.
 An entry is exact when it was made for the shape in all of 2 and 3 (the page: this size or any); any other one serves
-through the generic form of its kernel. Layout and number of caches are never bent. Everything is compared as integers
-and
-strings: no float, hash or dictionary order.
+through the generic form of its kernel. The layout is never bent. Everything is compared as integers and strings: no
+float, hash or dictionary order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .table import Entry, Shape
 
 Side = tuple[int, int]
 _AXES = ("heads", "topk", "extra topk", "tokens")
-_FIRST_AXIS, _FIRST_PAGE = 1, 1 + len(_AXES)
+_CACHES, _FIRST_AXIS = 1, 2
+_FIRST_PAGE = _FIRST_AXIS + len(_AXES)
 _ORIGINS = ("same class", "other class", "static")
 
 
@@ -66,7 +67,7 @@ def select(
     """
     best: tuple[tuple[object, ...], Entry] | None = None
     for place, entry in enumerate(entries):
-        if entry.layout != shape.layout or entry.dual != shape.dual or (exclude and entry in exclude):
+        if entry.layout != shape.layout or (exclude and entry in exclude):
             continue
         key = (*_rank(entry, shape, device_class), place)
         if best is None or key < best[0]:
@@ -91,17 +92,14 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
     """Why an entry cannot serve a shape in any form, or None."""
     if entry.layout != shape.layout:
         return f"It reads layout {entry.layout}, not {shape.layout}."
-    if entry.dual != shape.dual:
-        have, want = ("two caches", "one") if entry.dual else ("one cache", "two")
-        return f"It reads {have}; the call has {want}."
     return None
 
 
 def is_exact(entry: Entry, shape: Shape) -> bool:
     """Whether the entry was made for this shape: every value is inside the entry's, and the page is equal or any."""
-    return cannot_serve(entry, shape) is None and all(
-        part in ((0, 0), 0, 1) for part in _rank(entry, shape, None)[_FIRST_AXIS : _FIRST_PAGE + 2]
-    )
+    if entry.layout != shape.layout or entry.dual != shape.dual:
+        return False
+    return all(part in ((0, 0), 0, 1) for part in _rank(entry, shape, None)[_FIRST_AXIS : _FIRST_PAGE + 2])
 
 
 def missing(entries: Sequence[Entry], shapes: Iterable[Shape]) -> list[Shape]:
@@ -122,6 +120,7 @@ def _rank(entry: Entry, shape: Shape, device_class: str | None) -> tuple[object,
     """Sort key: smaller is better. Its parts are those of the module's docstring, in that order."""
     return (
         _origin(entry, device_class),
+        int(entry.dual != shape.dual),
         _side(shape.heads, entry.heads, entry.heads),
         _side(shape.topk, *entry.topk),
         _side(shape.extra_topk, *entry.extra_topk) if entry.dual else (0, 0),
@@ -151,6 +150,10 @@ def _side(value: int, low: int, high: int) -> Side:
 
 def _page(made_for: int | None, page: int) -> int:
     return 1 if made_for is None else 0 if made_for == page else 2
+
+
+def _caches(dual: bool) -> str:
+    return "two caches" if dual else "one cache"
 
 
 def _span(low: int, high: int) -> str:
@@ -183,7 +186,8 @@ def _why(entry: Entry, shape: Shape, exact: bool, device_class: str | None) -> s
 
 def _differences(entry: Entry, shape: Shape) -> str:
     rank = _rank(entry, shape, None)
-    parts = [
+    parts = [] if entry.dual == shape.dual else [f"made for {_caches(entry.dual)}, asked for {_caches(shape.dual)}"]
+    parts += [
         f"made for {_made_for(entry, axis)}, asked for {_wanted(shape, axis)}"
         for axis in range(len(_AXES))
         if rank[_FIRST_AXIS + axis] != (0, 0)
@@ -218,6 +222,8 @@ def _worse(other: Entry, winner: Entry, shape: Shape, device_class: str | None) 
     step = next((i for i, (a, b) in enumerate(zip(mine, best, strict=True)) if a != b), None)
     if step == 0:
         return f"It was {_came_from(other)}; the chosen one was {_came_from(winner)}."
+    if step == _CACHES:
+        return f"It was made for {_caches(other.dual)}; the call has {_caches(shape.dual)}."
     if step is not None and _FIRST_AXIS <= step < _FIRST_PAGE:
         axis = step - _FIRST_AXIS
         return (

@@ -169,12 +169,12 @@ def test_triton_range(tree: FakeTree, monkeypatch: pytest.MonkeyPatch, first: st
 
 
 def test_nothing_serves(tree: FakeTree) -> None:
-    tree.set_table((entry("v32"), entry("v32", heads=8), entry(extra=(1, 512))))
+    tree.set_table((entry("v32"), entry("v32", heads=8), entry("v41_footer", extra=(1, 512))))
     with pytest.raises(Unsupported) as raised:
         sparse_mla(**arguments(tokens=5, heads=8, topk=6))
     assert raised.value.reasons == [
         "2 entries: It reads layout v32, not v4.",
-        "1 entry: It reads two caches; the call has one.",
+        "1 entry: It reads layout v41_footer, not v4.",
         "To add an entry: kgen tune --arch sm90 --layout v4 --heads 8 --topk 6 --page 4 --tokens 5",
     ]
     tree.monkeypatch.setenv("KGEN_ARCH", "sm120")

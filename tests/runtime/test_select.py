@@ -99,12 +99,17 @@ def test_heads_weigh_more_than_topk_and_topk_more_than_tokens() -> None:
     assert pick([heads, topk]).entry is topk
 
 
-def test_one_cache_and_two_never_stand_in_for_each_other() -> None:
+def test_one_cache_and_two_stand_in_for_each_other_last() -> None:
+    """The kernels of a layout serve both, so an entry of the other kind serves in generic form when there is no better."""
     two = replace(SHAPE, extra_topk=512, extra_page=2)
-    assert select([entry()], two, "h200") is None
-    assert select([entry(extra=(1, 512))], SHAPE, "h200") is None
+    dual, single = entry(extra=(1, 512)), entry(heads=8)
     assert select([entry("v32")], SHAPE, "h200") is None
-    assert not is_exact(entry(), two)
+    for shape, other in ((two, entry()), (SHAPE, dual)):
+        choice = pick([other], shape)
+        assert choice.entry is other and not choice.exact and not is_exact(other, shape)
+    assert pick([dual], SHAPE).fallback == "generic form, made for two caches, asked for one cache"
+    # the number of caches comes before every width: 8 heads of the right kind beat 64 of the wrong one
+    assert pick([dual, single], SHAPE).entry is single
 
 
 def test_extra_axes_of_two_caches() -> None:
@@ -142,7 +147,7 @@ def test_every_other_entry_has_its_reason() -> None:
         reasons,
         (
             "It reads layout v32, not v4.",
-            "It reads two caches; the call has one.",
+            "It was made for two caches; the call has one cache.",
             "It was measured on h100; the chosen one was measured on h200.",
             "It was ranked by the cost model and never timed; the chosen one was measured on h200.",
             "It was made for 128 heads; the chosen one, for 64 heads, is nearer to 64.",
