@@ -1,1 +1,132 @@
-"""kgen verify."""
+"""kgen verify: the emitted kernels against the float64 reference, on a GPU or (a sample) in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from kgen.archs import ArchSpec
+from kgen.build import ProbeJob
+from kgen.cli.common import FOUND, INTERRUPTED, Json, MachineError, arch_or_here, command, local_gpu, show
+from kgen.errors import BuildError
+
+MAX_STARTS = 100
+"""Processes that one run may start: each lost CUDA context costs one."""
+
+
+@command("verify")
+def verify_command(
+    full: bool = typer.Option(False, "--full", help="The peers' whole matrices, thousands of cases, instead of the core."),
+    budget: Optional[float] = typer.Option(None, "--budget", help="Seconds after which no case is started.", min=0.0),
+    resume: Optional[Path] = typer.Option(None, "--resume", help="Results file; what it holds is not run again."),
+    repeat: int = typer.Option(1, "--repeat", help="Run every case so often; all bits must agree.", min=1),
+    compile_: bool = typer.Option(False, "--compile", help="Compile every kernel of an arch's table instead; no GPU."),
+    arch: Optional[str] = typer.Option(None, "--arch", help="With --compile: sm90, sm100, sm120 or sm121."),
+    as_json: bool = Json,
+) -> int:  # fmt: skip
+    """Check the kernels in generated/: results against a float64 reference, or with --compile that all still compile."""
+    if compile_:
+        return _compile(arch_or_here(arch), as_json)
+    _require_machine(arch)
+    suite = "full" if full else "core"
+    file = resume or Path(".kgen") / f"verify-{suite}.jsonl"
+    with tempfile.TemporaryDirectory(prefix="kgen-verify-") as folder:
+        report = Path(folder) / "summary.json"
+        line = ["--suite", suite, "--resume", str(file), "--repeat", str(repeat), "--json", str(report)]
+        code, said = _run_child(line, budget)
+        if not report.is_file():
+            raise MachineError(f"The verifying process ended with code {code} before it had a summary: {said}")
+        summary: dict[str, Any] = json.loads(report.read_text())
+    show(summary, said.splitlines(), as_json)
+    if code < 0:
+        return INTERRUPTED
+    return 0 if summary["ok"] or (not summary["failures"] and summary["stopped"]) else FOUND
+
+
+def _require_machine(arch: str | None) -> None:
+    from kgen.runtime.launch import interpreting
+
+    gpu = local_gpu()
+    if gpu is None and not interpreting():
+        raise MachineError(
+            "No GPU is visible, so no kernel can run: set TRITON_INTERPRET=1 to run a sample in Triton's interpreter, or "
+            "add --compile to check without a GPU that every kernel compiles."
+        )
+    if gpu is not None and arch is not None and arch != gpu[0]:
+        raise MachineError(f"This GPU ({gpu[1]}) is {gpu[0]}, not {arch}: only --compile works for another arch.")
+
+
+def _run_child(line: list[str], budget: float | None) -> tuple[int, str]:
+    """(exit code, what it printed) of the last child; started again while it ends by a signal or with a lost context."""
+    import time
+
+    from kgen.verify_child import RESTART
+
+    begin, code, said = time.monotonic(), RESTART, ""
+    for _ in range(MAX_STARTS):
+        left = [] if budget is None else ["--budget", str(max(0.0, budget - (time.monotonic() - begin)))]
+        command_line = [sys.executable, "-m", "kgen.verify_child", *line, *left]
+        done = subprocess.run(command_line, stdout=subprocess.PIPE, text=True)
+        code, said = done.returncode, done.stdout
+        if code != RESTART and code >= 0:
+            break
+    return code, said
+
+
+# ---------------------------------------------------------------------------------------------- --compile
+
+
+def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str]:
+    """Every kernel that the table of `arch` points at, with the module's name: exact form where an entry has one, and
+    always the generic form, which serves every other shape."""
+    import importlib
+
+    from kgen.build import attention_job, combine_job
+    from kgen.types import Candidate, KernelSpec, LaunchOptions
+
+    jobs: dict[ProbeJob, str] = {}
+    for entry in importlib.import_module(f"{package}.{arch.name}.table").ENTRIES:
+        config, paged = entry.config, entry.page or 64
+        launch = LaunchOptions(config.num_warps, config.num_stages, config.maxnreg)
+        family = entry.module.removesuffix(f"_c{config['chunk']}").removesuffix(f"_{entry.layout}")
+        one_shape = entry.topk[0] == entry.topk[1] and entry.extra_topk[0] == entry.extra_topk[1]
+        tokens = min(entry.tokens[1], 1 << 20)
+        spec = KernelSpec(
+            arch.name, entry.layout, entry.heads, entry.topk[1], paged, tokens,
+            entry.extra_topk[1], (entry.extra_page or 64) if entry.dual else 0,
+        )  # fmt: skip
+        for special in {False, bool(config.get("specialise", False)) and one_shape}:
+            candidate = Candidate.make(family, {**dict(config.tunables), "specialise": special}, launch)
+            jobs[attention_job(spec, candidate, arch.cc)] = entry.module
+        splits = int(config.get("splits", 1))
+        if splits > 1:
+            for block_d in (128, 512):
+                jobs[combine_job(arch.name, arch.cc, max(2, 1 << (splits - 1).bit_length()), block_d)] = "combine"
+    return jobs
+
+
+def _compile(arch: ArchSpec, as_json: bool) -> int:
+    from kgen.build import compile_all, describe_module, limits_exceeded
+    from kgen.types import Failure
+
+    jobs = table_jobs(arch)
+    if not jobs:
+        raise BuildError(f"The table of {arch.name} in generated/ is empty: tune for it, then run kgen emit.")
+    failures: list[str] = []
+    compiled = compile_all(jobs)
+    for job, result in compiled.items():
+        if isinstance(result, Failure):
+            failures.append(f"{describe_module(job)}: {result.message}")
+            continue
+        refused = limits_exceeded(result, arch, job.num_warps)
+        if refused is not None:
+            failures.append(f"{describe_module(job)}: {refused}")
+    verdict = f"{arch.name}: {len(compiled) - len(failures)} of {len(jobs)} kernels compile within its limits."
+    show({"arch": arch.name, "kernels": len(jobs), "failures": failures}, [*failures, verdict], as_json)
+    return FOUND if failures else 0
