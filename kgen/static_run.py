@@ -19,7 +19,7 @@ from kgen.space import all_spaces
 from kgen.static import Pick, Result, candidates_of, choose, combine_jobs, diverse, options_of, ranked, refusal, vote
 from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
 
-BUDGET = 80
+BUDGET = 60
 """Attention kernels compiled for all specs of an arch in the first round (about 2 s each and core)."""
 
 ROUNDS = 4
@@ -131,7 +131,7 @@ def run_static(
         served = {pick.spec for pick in picks}
         summary.unserved = [spec.slug for spec in todo if spec not in served]
         summary.kernels = len({attention_job(p.spec, p.candidate, arch.cc) for p in picks} | used)
-    prober.compile([*combine_jobs(arch), *measured_jobs(arch)])
+    prober.compile([*combine_jobs(arch), *measured_jobs(arch, specs)])
     words = (refusal(result, arch, job.num_warps) for job, result in prober.results.items())
     summary.rejected = dict(Counter(word for word in words if word is not None))
     summary.compiled = prober.compiled
@@ -184,10 +184,13 @@ def current_picks(arch: ArchSpec, store: RecordStore) -> dict[KernelSpec, TuneRe
     }
 
 
-def measured_jobs(arch: ArchSpec) -> list[ProbeJob]:
-    """The kernels that measured winners of this arch point at, in their exact and in their generic form."""
+def measured_jobs(arch: ArchSpec, specs: Iterable[KernelSpec]) -> list[ProbeJob]:
+    """The kernels that measured winners of these specs point at; for widths that grow the generic form is what ships."""
     jobs: dict[ProbeJob, None] = {}
+    wanted = set(specs)
     for record in measured_winners(arch):
+        if record.spec not in wanted:
+            continue
         for candidate in (record.candidate, generic(record.candidate)):
             jobs[attention_job(record.spec, candidate, arch.cc)] = None
     return list(jobs)

@@ -1,0 +1,93 @@
+"""Static records and compile results as checked in: every pick fits its arch, and over-limit kernels are refused (B44, B45)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.archs import ArchSpec, load_arch
+from kgen.build import attention_job, combine_job, limits_exceeded
+from kgen.config import config_root
+from kgen.models import all_models, model_specs
+from kgen.records import load_records
+from kgen.render import template_hash
+from kgen.static import MAX_SPILLS, refusal
+from kgen.static_run import probe_store
+from kgen.types import Failure, ResourceUse, TuneRecord
+
+ARCHS = ("sm90", "sm100", "sm120", "sm121")
+
+
+def picks(arch: str) -> dict[str, TuneRecord]:
+    records, aside = load_records(config_root() / "records" / f"static-{arch}.jsonl")
+    assert not aside
+    return {record.spec.slug: record for record in records}
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_every_key_of_every_model_has_a_static_pick(name: str) -> None:
+    wanted = {spec.slug for model in all_models().values() for spec in model_specs(model, name)}
+    found = picks(name)
+    assert wanted <= found.keys()
+    assert all(found[slug].template_hash == template_hash(found[slug].candidate.family) for slug in wanted)
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_every_pick_was_compiled_and_fits_its_arch(name: str) -> None:
+    arch, results = load_arch(name), probe_store(name).load().results
+    for record in picks(name).values():
+        use = results[attention_job(record.spec, record.candidate, arch.cc).key]
+        assert isinstance(use, ResourceUse) and use == record.resources
+        assert use.shared <= arch.smem_limit, record.spec.slug
+        assert use.registers <= arch.max_regs, record.spec.slug
+        assert use.registers * 32 * record.candidate.launch.num_warps <= arch.regs_per_sm, record.spec.slug
+        assert use.tmem <= arch.tmem_columns and use.spills <= MAX_SPILLS, record.spec.slug
+        assert record.considered and record.considered > sum(count for _, count in record.rejected)
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_picks_share_kernels(name: str) -> None:
+    cc = load_arch(name).cc
+    assert len({attention_job(r.spec, r.candidate, cc) for r in picks(name).values()}) <= 60
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_every_merge_kernel_was_compiled_and_fits(name: str) -> None:
+    arch, results = load_arch(name), probe_store(name).load().results
+    for power in range(1, 7):
+        for dims in (128, 512):
+            use = results[combine_job(name, arch.cc, 1 << power, dims).key]
+            assert isinstance(use, ResourceUse) and limits_exceeded(use, arch, 4) is None
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_one_unit_over_a_limit_is_refused(name: str) -> None:
+    arch = load_arch(name)
+
+    def use(shared: int = 1024, registers: int = 64, spills: int = 0, tmem: int = 0) -> ResourceUse:
+        return ResourceUse(shared, registers, spills, tmem, "mma.sync", 1)
+
+    assert refusal(use(arch.smem_limit), arch, 4) is None
+    assert refusal(use(arch.smem_limit + 1), arch, 4) == "over limits"
+    assert refusal(use(tmem=arch.tmem_columns + 1), arch, 4) == "over limits"
+    assert refusal(use(registers=arch.regs_per_sm // (16 * 32) + 1), arch, 16) == "over limits"
+    assert refusal(use(spills=MAX_SPILLS + 1), arch, 4) == "spills"
+    assert refusal(Failure("compile", "No."), arch, 4) == "compile failed"
+
+
+def test_small_shared_memory_rejects_kernels_that_hopper_takes() -> None:
+    small, large = load_arch("sm120"), load_arch("sm90")
+    results = [use for use in probe_store("sm90").load().results.values() if isinstance(use, ResourceUse)]
+    between = [use for use in results if small.smem_limit < use.shared <= large.smem_limit]
+    assert between
+    assert all(limits_exceeded(use, large, 4) is None and limits_exceeded(use, small, 4) for use in between)
+
+
+def over_limits(arch: ArchSpec) -> int:
+    results = probe_store(arch.name).load().results.values()
+    return sum(isinstance(use, ResourceUse) and use.shared > arch.smem_limit for use in results)
+
+
+@pytest.mark.parametrize("name", ("sm120", "sm121"))
+def test_kernels_over_the_limit_are_on_record_and_counted(name: str) -> None:
+    assert over_limits(load_arch(name)) > 0
+    assert any(word == "over limits" for record in picks(name).values() for word, _ in record.rejected)

@@ -1,0 +1,63 @@
+"""The cost model against measured truth (decision 19), and what must hold whatever the coefficients."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kgen.archs import load_arch
+from kgen.config import config_root
+from kgen.cost import estimate_us
+from kgen.honesty import honesty, judge, load_measured
+from kgen.models import load_model, model_specs
+from kgen.records import load_records
+from kgen.types import ResourceUse
+
+
+def test_static_picks_are_near_the_measured_best() -> None:
+    measured = load_measured()
+    found = honesty(judge(measured))
+    assert len(found.verdicts) >= 100
+    assert found.share(1.3) >= 0.8, found.lines()
+    assert all(verdict.ratio >= 1 for verdict in found.verdicts)
+
+
+def test_the_recorded_figure_leaves_the_layout_out_and_still_holds() -> None:
+    figures = json.loads((config_root().parent / "bench" / "results" / "static_honesty.json").read_text())
+    assert figures["left_out"]["share_1_30"] >= 0.8
+    ratios = [spec["ratio"] for spec in figures["specs_left_out"].values()]
+    assert len(ratios) == figures["left_out"]["specs"] >= 100
+    assert abs(sum(r <= 1.3 for r in ratios) / len(ratios) - figures["left_out"]["share_1_30"]) < 1e-3
+
+
+@pytest.mark.parametrize("name", ("sm90", "sm100", "sm120", "sm121"))
+def test_more_tokens_take_no_less_time(name: str) -> None:
+    arch = load_arch(name)
+    records, _ = load_records(config_root() / "records" / f"static-{name}.jsonl")
+    for record in records[::7]:
+        times = [
+            estimate_us(record.spec, record.candidate, record.resources, arch, device, tokens).us
+            for device in arch.devices[:1]
+            for tokens in (1, 2, 3, 7, 16, 64, 133, 256, 1000, 4096, 16384)
+        ]
+        assert all(b >= a for a, b in zip(times, times[1:], strict=False)), record.spec.slug
+
+
+def test_spills_and_missing_pipelines_cost_time() -> None:
+    arch = load_arch("sm90")
+    record = load_records(config_root() / "records" / "static-sm90.jsonl")[0][0]
+    use, device = record.resources, arch.devices[0]
+    assert use is not None
+    worse = ResourceUse(use.shared, use.registers, use.spills + 400, use.tmem, use.mma, use.cubin_bytes)
+    plain = estimate_us(record.spec, record.candidate, use, arch, device)
+    assert estimate_us(record.spec, record.candidate, worse, arch, device).us > plain.us > 0
+    assert plain["compute"] > 0 and plain["launch"] > 0
+
+
+def test_an_estimate_needs_no_compile() -> None:
+    arch = load_arch("sm120")
+    spec = model_specs(load_model("dsv4"), "sm120")[0]
+    record = load_records(config_root() / "records" / "static-sm120.jsonl")[0][0]
+    assert estimate_us(record.spec, record.candidate, None, arch, arch.devices[0]).us > 0
+    assert spec.arch == "sm120"
