@@ -1,0 +1,106 @@
+"""The matrices: every feasible pair is there, few enough, with names that stay."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from kgen.check import core_edges
+from kgen.runtime.layouts import DUAL_LAYOUTS
+from kgen.verify_cases import CPU_KEYS, VerifyCase, cases_of, core_cases, full_cases, sanitizer_cases
+
+WANTED = {
+    "layout": ("bf16_d576", "bf16_d512", "v32", "v4", "v41_footer", "v41_inline"),
+    "heads": (1, 2, 4, 8, 11, 12, 16, 17, 24, 32, 64, 66, 96, 100, 128),
+    "topk": (1, 17, 64, 192, 256, 512, 576, 1024, 2048),
+    "page": (1, 2, 4, 53, 61, 64, 69, 128, 256, 576),
+    "dual": (False, True),
+    "sink": ("none", "zero", "normal", "near", "plus5", "minus5", "plus_inf", "minus_inf", "mixed"),
+    "lengths": ("none", "full", "random", "half", "one", "zero", "negative", "over"),
+    "index": (
+        *("clean", "random", "all_invalid", "some_empty", "leading", "trailing", "alternating", "single", "wild"),
+        *("duplicates", "tail"),
+    ),
+    "scale_rule": ("flashmla", "vllm", "sglang", "arbitrary", "odd_fp32", "ue8m0_extremes", "nan_scale"),
+    "s_q": (1, 3),
+    "flags": ((False, False), (True, False), (False, True), (True, True)),
+}
+"""Written out once more: what the core must cover."""
+
+FLAT = ("bf16_d576", "bf16_d512")
+
+
+def value(case: VerifyCase, factor: str) -> object:
+    if factor == "dual":
+        return case.spec.extra_topk > 0
+    if factor == "flags":
+        flags = dict(case.flags)
+        return bool(flags.get("return_lse")), bool(flags.get("return_max_logits"))
+    return getattr(case.spec, factor)
+
+
+def possible(a: tuple[str, object], b: tuple[str, object]) -> bool:
+    """Whether a case can have both values, by the rules of the layouts."""
+    chosen = dict((a, b))
+    layouts = {chosen["layout"]} if "layout" in chosen else set(WANTED["layout"])
+    if "page" in chosen:
+        layouts -= set(FLAT)
+    if chosen.get("dual"):
+        layouts &= set(DUAL_LAYOUTS)
+        if chosen.get("scale_rule") == "ue8m0_extremes":
+            return False
+    only_v32, only_ue8m0 = ("arbitrary", "odd_fp32"), ("vllm", "ue8m0_extremes")
+    rule = chosen.get("scale_rule", "flashmla")
+    if rule != "flashmla":
+        layouts -= set(FLAT)
+    if rule in only_v32:
+        layouts &= {"v32"}
+    if rule in only_ue8m0:
+        layouts &= set(DUAL_LAYOUTS)
+    return bool(layouts)
+
+
+def test_every_possible_pair_is_in_the_core() -> None:
+    core = [case for case in core_cases() if case.suite == "core"]
+    assert len(core) <= 400
+    seen = Counter(
+        ((f, value(case, f)), (g, value(case, g))) for case in core for f, g in itertools.combinations(WANTED, 2)
+    )
+    wanted = [
+        ((f, x), (g, y))
+        for f, g in itertools.combinations(WANTED, 2)
+        for x, y in itertools.product(WANTED[f], WANTED[g])
+        if possible((f, x), (g, y))
+    ]
+    assert len(wanted) > 3000
+    assert [pair for pair in wanted if not seen[pair]] == []
+
+
+@pytest.mark.parametrize("suite", ["core", "full", "sanitizer"])
+def test_slugs_are_unique_and_stable(suite: str) -> None:
+    slugs = [case.slug for case in cases_of(suite, "cuda")]
+    assert len(slugs) == len(set(slugs))
+    assert slugs == [case.slug for case in cases_of(suite, "cuda")]
+
+
+def test_edges_are_all_there() -> None:
+    assert {case.spec for case in core_cases() if case.suite == "edges"} == set(core_edges())
+
+
+def test_cases_of_the_cpu_are_small() -> None:
+    assert 50 <= len(core_cases("cpu")) <= 200
+    assert all(case.spec.keys <= CPU_KEYS for case in core_cases("cpu"))
+    assert len(sanitizer_cases()) <= 12 and all(case.spec.keys <= CPU_KEYS for case in sanitizer_cases())
+
+
+def test_full_has_the_peers_matrices() -> None:
+    cases = full_cases()
+    counts = Counter(case.suite for case in cases)
+    assert counts["flashmla_decode"] > 4000 and counts["deepinfer"] == 7
+    assert {"flashmla_prefill", "flashinfer", "flaggems"} <= set(counts)
+    assert max(case.spec.tokens for case in cases) == 70000
+    decode = [case.spec for case in cases if case.suite == "flashmla_decode"]
+    assert {spec.page for spec in decode} >= {2, 53, 61, 64, 69, 576}
+    assert {spec.tokens // spec.s_q for spec in decode} >= {4, 74, 321}
