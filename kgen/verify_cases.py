@@ -211,6 +211,11 @@ def full_cases() -> list[VerifyCase]:
     return list({case.slug: case for case in cases}.values())
 
 
+FLASH_MLA_VALUES = 0.05
+"""value_scale of FlashMLA's prefill shapes: with our groups of magnitude 0.5, 1 and 2, rows are as large as its randn/10,
+which is what its absolute bound of 8e-4 is made for. (At 0.1 one element in 14 million needs 8.8e-4, measured.)"""
+
+
 def _flash_mla_prefill() -> list[VerifyCase]:
     shapes = ((128, 128), (256, 256), (512, 512), (592, 128), (1840, 256), (1592, 384), (1521, 512), (95, 128),
               (153, 256), (114, 384))  # fmt: skip
@@ -233,7 +238,7 @@ def _flash_mla_prefill() -> list[VerifyCase]:
             for h, sink in ((64, "none"), (128, "normal"))
         ]
         specs += [replace(base, tokens=t, slots=s, topk=k) for t, s, k in wide]
-    return [verify_case("flashmla_prefill", spec) for spec in specs]
+    return [verify_case("flashmla_prefill", replace(spec, value_scale=FLASH_MLA_VALUES)) for spec in specs]
 
 
 def _flash_mla_decode() -> list[VerifyCase]:

@@ -59,15 +59,15 @@ TOLERANCES: dict[str, Tolerance] = {
         ),
         Tolerance(
             "fp8_rounded",
-            out=Bound(2e-3, 3.01 / 128, 2e-5),
+            out=Bound(4e-3, 3.01 / 128, 2e-5),
             lse=Bound(6e-3, 8.01 / 65536, 1e-6),
             max_logits=Bound(6e-3, 8.01 / 65536, 1e-6),
             reason="e4m3 times an arbitrary fp32 scale is rounded to bf16 (2^-9 of each K): logits move by about 6e-3",
-            source="decision 15 (6e-3, measured); out is ours: FlashMLA's decode bound widened by the moved weights",
+            source="logits: 4.2e-3 seen on an H200; out is ours: 2.0e-3 seen there (3 of 4 million elements), bound twice that",
         ),
     )
 }
-"""By numeric path. Starting points: to be tightened to at most 4 x the worst error seen over the matrix."""
+"""By numeric path; what was seen over the matrix stands in docs/verification.md (each own bound is at most 4 x that)."""
 
 
 def tolerance_for(spec: CaseSpec) -> Tolerance:
