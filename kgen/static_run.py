@@ -19,7 +19,7 @@ from kgen.space import all_spaces
 from kgen.static import Pick, Result, candidates_of, choose, combine_jobs, diverse, options_of, ranked, refusal, vote
 from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
 
-BUDGET = 40
+BUDGET = 60
 """Attention kernels compiled for all specs of an arch in the first round (about 2 s each and core)."""
 
 ROUNDS = 4
