@@ -21,6 +21,8 @@ from .table import Config, Entry, Shape
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 64
+FEW_PROGRAMS = 128
+"""About the SMs of one device: a call of fewer programs splits its keys even where its entry's token count needed no split."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,12 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     special = exact and bool(config.get("specialise", False)) and _one_shape(entry)
     splits = int(config.get("splits", 1))
     anchor = entry.provenance.anchor_tokens or entry.tokens[1]
-    if shape.tokens > 0 and splits > 1:
-        splits = (splits * anchor + shape.tokens - 1) // shape.tokens
-    elif shape.tokens > anchor:
-        splits = 1
+    tokens = max(shape.tokens, 1)
+    if splits > 1:
+        splits = -(-splits * anchor // tokens)
+    elif tokens < anchor:
+        programs = tokens * -(-shape.heads // int(config["block_h"]))
+        splits = min(-(-FEW_PROGRAMS // programs), anchor // tokens)
     block_k = int(config["block_k"])
     blocks = -(-shape.topk // block_k) + -(-shape.extra_topk // block_k)
     splits = max(1, min(splits, blocks, MAX_SPLITS))

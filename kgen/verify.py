@@ -252,7 +252,7 @@ def _judged(
     rows = sampled_rows(inputs)
     truth = attention_reference(inputs, rows)
     heads, flags = inputs.heads, dict(case.flags)
-    out = found[0].reshape(inputs.tokens, heads, -1)
+    out = found[0].reshape(inputs.tokens, heads, 512)
     lse, top = (None if x is None else x.reshape(inputs.tokens, heads) for x in found[1:])
     if lse is not None and flags.get("lse_base") == "2":
         lse = lse * _LN2

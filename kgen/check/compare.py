@@ -60,10 +60,10 @@ TOLERANCES: dict[str, Tolerance] = {
         Tolerance(
             "fp8_rounded",
             out=Bound(4e-3, 3.01 / 128, 2e-5),
-            lse=Bound(6e-3, 8.01 / 65536, 1e-6),
-            max_logits=Bound(6e-3, 8.01 / 65536, 1e-6),
-            reason="e4m3 times an arbitrary fp32 scale is rounded to bf16 (2^-9 of each K): logits move by about 6e-3",
-            source="logits: 4.2e-3 seen on an H200; out is ours: 2.0e-3 seen there (3 of 4 million elements), bound twice that",
+            lse=Bound(1.5e-2, 8.01 / 65536, 1e-6),
+            max_logits=Bound(1.5e-2, 8.01 / 65536, 1e-6),
+            reason="e4m3 times an arbitrary fp32 scale is rounded to bf16 (2^-9 of each K): a logit moves with its size",
+            source="logits: 1.0e-2 seen on an H200; out is ours: 2.0e-3 seen there (3 of 4 million elements), bound twice that",
         ),
     )
 }
