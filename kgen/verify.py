@@ -1,16 +1,16 @@
 """Verification: run an attention on cases, compare with the float64 reference, keep every result as it comes.
 
-A results file holds two lines for a case: "started" before it runs and "done" after it. So a killed run goes on where it
-was, and a case that ends its process twice is known by its "started" lines: it is recorded as failed ("crash").
+A results file holds two lines for a case: "started" before it runs and "done" after it. So a killed run goes on where
+it was, and a case that ends its process twice is known by its "started" lines: it is recorded as failed ("crash").
+Lines name their subject, what was verified on which machine: results of other kernels are never taken for these.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,10 +35,14 @@ _POINTS = 1 << 26  # tokens * heads * keys of a reference
 _KEYS = 1 << 19  # tokens * keys of a reference
 
 
-class Attention(Protocol):
-    """What is verified: (out, lse or None, max_logits or None); writes into `out` (given as a keyword) if it can."""
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+"""out, then lse and max_logits or None."""
 
-    def __call__(self, inputs: Inputs, **flags: Any) -> tuple[Tensor, Tensor | None, Tensor | None]: ...
+
+class Attention(Protocol):
+    """What is verified. Writes into `out` when that keyword is given; the other flags are those of the case."""
+
+    def __call__(self, inputs: Inputs, **flags: Any) -> Results: ...
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class CaseResult:
     seconds: float
     worst: dict[str, dict[str, float]] = field(default_factory=dict)  # tensor -> max_abs, needed_abs, cos_diff
 
-    def line(self) -> str:
-        return jsonl.seal({"event": "done", **asdict(self)})
+    def line(self, subject: str) -> str:
+        return jsonl.seal({"event": "done", "subject": subject, **asdict(self)})
 
 
 @dataclass
@@ -130,19 +134,22 @@ def verify(
     resume_file: Path | None = None,
     budget_s: float | None = None,
     repeat: int = 1,
+    rows_limit: int | None = None,
+    subject: str = "",
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> VerifySummary:
     """Run the cases that `resume_file` has no result of. Stops at a CUDA error (the case is recorded as a crash) and
-    when the budget is spent. `repeat`: every case runs so often and must give the same bits each time.
+    when the budget is spent. `repeat`: every case runs so often and must give the same bits each time. `rows_limit`:
+    at most so many rows of a case are compared. `subject`: fingerprint of what is verified; only its results count.
     """
     begin = time.monotonic()
     todo = list(cases)
-    done, attempts = read_results(resume_file)
+    done, attempts = read_results(resume_file, subject)
     summary = VerifySummary(len(todo), environment=environment_here(device))
 
     def keep(result: CaseResult) -> None:
         summary.results.append(result)
-        _append(resume_file, result.line())
+        _append(resume_file, result.line(subject))
         if on_result is not None:
             on_result(result)
 
@@ -156,8 +163,8 @@ def verify(
         if budget_s is not None and time.monotonic() - begin > budget_s:
             summary.stopped = f"The budget of {budget_s:g} s is spent."
             break
-        _append(resume_file, jsonl.seal({"event": "started", "slug": case.slug}))
-        result, summary.poisoned = _guarded(case, attention, device, repeat)
+        _append(resume_file, jsonl.seal({"event": "started", "subject": subject, "slug": case.slug}))
+        result, summary.poisoned = _guarded(case, attention, device, repeat, rows_limit)
         keep(result)
         if summary.poisoned:
             summary.stopped = f"Stopped at a CUDA error in {case.slug}: the rest needs a new process."
@@ -171,12 +178,14 @@ def _append(path: Path | None, line: str) -> None:
         jsonl.append_lines(path, [line])
 
 
-def read_results(path: Path | None) -> tuple[dict[str, CaseResult], dict[str, int]]:
-    """(results by slug, how often each case was started without a result) of a results file; damaged lines are skipped."""
+def read_results(path: Path | None, subject: str = "") -> tuple[dict[str, CaseResult], dict[str, int]]:
+    """(results by slug, how often each case was started) of one subject in a file; damaged lines are skipped."""
     done: dict[str, CaseResult] = {}
     attempts: dict[str, int] = {}
     for value, _ in jsonl.scan(jsonl.read_bytes(path), dict).values if path is not None else ():
         event, slug = value.pop("event", ""), str(value.get("slug"))
+        if value.pop("subject", "") != subject:
+            continue
         if event == "started":
             attempts[slug] = attempts.get(slug, 0) + 1
         elif event == "done":
@@ -198,10 +207,12 @@ def environment_here(device: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- one case
 
 
-def _guarded(case: VerifyCase, attention: Attention, device: str, repeat: int) -> tuple[CaseResult, bool]:
+def _guarded(
+    case: VerifyCase, attention: Attention, device: str, repeat: int, rows_limit: int | None
+) -> tuple[CaseResult, bool]:
     """(result, whether the CUDA context is lost): whatever is raised becomes a failure."""
     try:
-        return run_case(case, attention, device, repeat), False
+        return run_case(case, attention, device, repeat, rows_limit), False
     except torch.cuda.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         return _failed(case, "error", f"Out of memory: {error}"), False
@@ -226,36 +237,60 @@ def _failed(case: VerifyCase, kind: str, text: str, seconds: float = 0.0) -> Cas
     return CaseResult(case.slug, case.suite, False, kind, text, tolerance_for(case.spec).name, seconds)
 
 
-def run_case(case: VerifyCase, attention: Attention, device: str, repeat: int = 1) -> CaseResult:
-    """The attention first, into NaN between canaries; then the reference, so that it cannot leave right answers behind."""
+def run_case(
+    case: VerifyCase, attention: Attention, device: str, repeat: int = 1, rows_limit: int | None = None
+) -> CaseResult:
+    """The attention first, into NaN between canaries; then the reference: it cannot leave right answers behind."""
     begin = time.monotonic()
     inputs = make_case(case.spec, device)
     flags = dict(case.flags)
+    own = bool(flags.pop("own_out", False))
     buffer, out = poisoned_out(inputs, wide=case.spec.q_pad)
-    found, lse, top = attention(inputs, out=out, **flags)
-    for _ in range(repeat - 1):
-        first = found.clone()
+
+    def call() -> Results:
         buffer.view(torch.int16).fill_(CANARY)
-        found, lse, top = attention(inputs, out=out, **flags)
-        if not torch.equal(first.view(torch.int16), found.view(torch.int16).view(first.shape)):
-            return _failed(case, "unstable", "Two runs of the same call differ.", time.monotonic() - begin)
+        if not own:
+            return attention(inputs, out=out, **flags)
+        # freed at once: allocators give the same memory, still full of NaN, to the next tensor of this size
+        torch.full((inputs.tokens, inputs.heads, 512), float("nan"), dtype=torch.bfloat16, device=device)
+        return attention(inputs, **flags)
+
+    def failed(kind: str, text: str) -> CaseResult:
+        return _failed(case, kind, text, round(time.monotonic() - begin, 4))
+
+    found = call()
+    for _ in range(repeat - 1):
+        first = tuple(None if x is None else x.clone() for x in found)
+        found = call()
+        if not all(same_bits(a, b) for a, b in zip(first, found, strict=True)):
+            return failed("unstable", "Two runs of the same call differ.")
     if device != "cpu":
         torch.cuda.synchronize()
     if not canaries_whole(buffer, inputs):
-        return _failed(case, "canary", "Rows or heads beside the output were overwritten.", time.monotonic() - begin)
-    return _judged(case, inputs, (found, lse, top), begin)
+        return failed("canary", "Rows or heads beside the output were overwritten.")
+    if not own and inputs.tokens and found[0].data_ptr() != out.data_ptr():
+        return failed("wrong", "The result is not the tensor that was passed as out.")
+    return _judged(case, inputs, found, begin, rows_limit)
 
 
-def _judged(
-    case: VerifyCase, inputs: Inputs, found: tuple[Tensor, Tensor | None, Tensor | None], begin: float
-) -> CaseResult:
-    rows = sampled_rows(inputs)
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors hold the same bits (NaN included), or both are missing."""
+    if a is None or b is None:
+        return a is b
+    kind = torch.int16 if a.element_size() == 2 else torch.int32
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind).view(a.shape))
+
+
+def _judged(case: VerifyCase, inputs: Inputs, found: Results, begin: float, rows_limit: int | None) -> CaseResult:
+    rows = sampled_rows(inputs, rows_limit)
     truth = attention_reference(inputs, rows)
     heads, flags = inputs.heads, dict(case.flags)
     out = found[0].reshape(inputs.tokens, heads, 512)
     lse, top = (None if x is None else x.reshape(inputs.tokens, heads) for x in found[1:])
     if lse is not None and flags.get("lse_base") == "2":
         lse = lse * _LN2
+    if flags.get("facade"):  # FlashMLA's convention for a row without a valid key
+        truth = replace(truth, lse=truth.lse.masked_fill(truth.lse.isneginf(), float("inf")))
     missing = [n for n, x in (("lse", lse), ("max_logits", top)) if (x is None) == bool(flags.get(f"return_{n}"))]
     if missing:
         return _failed(case, "wrong", f"{' and '.join(missing)} asked for and missing, or the other way round.")
@@ -291,31 +326,16 @@ def canaries_whole(buffer: Tensor, inputs: Inputs) -> bool:
     return all(bool((part == CANARY).all()) for part in around)
 
 
-def sampled_rows(inputs: Inputs) -> Tensor | None:
+def sampled_rows(inputs: Inputs, limit: int | None = None) -> Tensor | None:
     """Flat token numbers to compare: None for all, else the first, the last and an even choice between."""
     extra = inputs.extra_indices.shape[-1] if inputs.extra_indices is not None else 0
     keys = inputs.indices.shape[-1] + extra
     count = max(8, min(_POINTS // (inputs.heads * keys), _KEYS // keys))
+    count = count if limit is None else min(count, max(1, limit))
     if inputs.tokens <= count:
         return None
     # more tokens than samples, so that no two of them round to the same token
     return torch.linspace(0, inputs.tokens - 1, count, device=inputs.q.device, dtype=torch.float64).long()
-
-
-def shipped_attention(package: str = "generated") -> Attention:
-    """The emitted package's `sparse_mla`; lse is written into a buffer full of NaN."""
-    dispatch = importlib.import_module(f"{package}.dispatch")
-
-    def attention(inputs: Inputs, **flags: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if flags.get("return_lse"):
-            flags["lse"] = torch.full(inputs.q.shape[:-1], float("nan"), device=inputs.q.device)
-        found = dispatch.sparse_mla(**inputs.kwargs(), **flags)
-        results: list[Tensor] = list(found) if isinstance(found, tuple) else [found]
-        out = results.pop(0)
-        lse = results.pop(0) if flags.get("return_lse") else None
-        return out, lse, results.pop(0) if flags.get("return_max_logits") else None
-
-    return attention
 
 
 def shard_of(cases: Sequence[VerifyCase], part: int, parts: int) -> list[VerifyCase]:

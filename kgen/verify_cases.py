@@ -25,7 +25,14 @@ FLAGS: dict[str, tuple[tuple[str, Any], ...]] = {
     "lse": (("return_lse", True),),
     "max": (("return_max_logits", True),),
     "base2": (("lse_base", "2"), ("return_lse", True), ("return_max_logits", True)),
+    "own": (("own_out", True), ("return_lse", True), ("return_max_logits", True)),  # no out= is passed
+    "facade": (("facade", True), ("return_lse", True), ("return_max_logits", True)),  # through FlashMLA's interface
+    "pad64": (("pad_heads", 64), ("return_lse", True), ("return_max_logits", True)),
+    "pad128": (("pad_heads", 128), ("return_lse", True), ("return_max_logits", True)),
 }
+"""How a case is called, by name. pad_heads: called with so many heads as well, by the same entry: no bit may change."""
+
+PAIRED_FLAGS = ("both", "out", "lse", "max", "base2", "own", "facade")
 
 _FLAT = tuple(name for name, layout in LAYOUTS.items() if not layout.paged)
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -42,7 +49,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "topk": (1, 17, 64, 192, 256, 512, 576, 1024, 2048),
     "lengths": ("none", "full", "random", "half", "one", "zero", "negative", "over"),
     "batch": (1, 4, 16, 40, 130, 700),  # tokens = batch * s_q
-    "flags": tuple(FLAGS),
+    "flags": PAIRED_FLAGS,
     "form": ("plain", "index_3d", "gap", "aligned"),
     "s_q": (1, 3),
 }
@@ -67,7 +74,10 @@ class VerifyCase:
 def verify_case(suite: str, spec: CaseSpec, flags: str = "both") -> VerifyCase:
     """A case with its stable, readable name."""
     word = "" if flags == "both" else f"/{flags}"
-    return VerifyCase(f"{suite}/{spec.slug}{word}", suite, spec, FLAGS[flags])
+    asked = FLAGS[flags]
+    if flags == "facade" and spec.paged:  # FlashMLA's decode gives no max_logits
+        asked = tuple(flag for flag in asked if flag[0] != "return_max_logits")
+    return VerifyCase(f"{suite}/{spec.slug}{word}", suite, spec, asked)
 
 
 def feasible(row: Mapping[str, Any]) -> bool:
@@ -159,14 +169,24 @@ def _spec_of(row: Mapping[str, Any], seed: int) -> CaseSpec:
 
 
 def core_cases(device: str = "cuda") -> list[VerifyCase]:
-    """The pairwise core and the edge cases. `device="cpu"`: a sample, every case at most CPU_KEYS key visits of work."""
+    """The pairwise core, the edge cases and padded heads. `device="cpu"`: a sample, of at most CPU_KEYS visits each."""
     core = [verify_case("core", _spec_of(row, n), row["flags"]) for n, row in enumerate(pairwise_rows())]
     edges = [verify_case("edges", spec) for spec in core_edges()]
     if device != "cpu":
-        return core + edges
+        return core + edges + padding_cases()
     small = [replace(case, spec=small_spec(case.spec)) for case in core[::5]]
     small = [replace(case, slug=f"{case.slug}/cpu-t{case.spec.tokens}") for case in small]
-    return [case for case in small + edges[::4] if case.spec.keys <= CPU_KEYS]
+    return [case for case in small + edges[::4] + padding_cases()[::5] if case.spec.keys <= CPU_KEYS]
+
+
+def padding_cases() -> list[VerifyCase]:
+    """Decision 11: heads that an engine pads change no bit of the real ones, when the same entry serves both calls."""
+    base = CaseSpec(topk=40, slots=300, tokens=2, sink="near")
+    return [
+        verify_case("padding", replace(base, layout=name, heads=heads, page=61 if layout.paged else 0), f"pad{to}")
+        for name, layout in LAYOUTS.items()
+        for heads, to in ((8, 64), (11, 64), (16, 128), (66, 128))
+    ]
 
 
 def small_spec(spec: CaseSpec) -> CaseSpec:
@@ -178,10 +198,14 @@ def small_spec(spec: CaseSpec) -> CaseSpec:
 
 
 def sanitizer_cases() -> list[VerifyCase]:
-    """Twelve small ones for compute-sanitizer: every layout, wild indices, odd pages, both caches, split keys."""
-    base = CaseSpec(heads=11, topk=160, slots=300, tokens=3, sink="near", page=61, lengths="negative")
+    """Twelve small ones for compute-sanitizer: every layout, wild indices, odd pages, both caches, split keys.
+
+    Lengths "half" leave keys in every row whatever the device's generator draws; "negative" needs many rows for that.
+    """
+    base = CaseSpec(heads=11, topk=160, slots=300, tokens=3, sink="near", page=61, lengths="half")
     specs = [replace(base, layout=layout, page=61 if LAYOUTS[layout].paged else 0) for layout in LAYOUTS]
-    specs += [replace(base, layout=name, extra_topk=70, extra_page=2, extra_slots=90) for name in DUAL_LAYOUTS]
+    dual = replace(base, extra_topk=70, extra_page=2, extra_slots=90, tokens=12, lengths="negative")
+    specs += [replace(dual, layout=name) for name in DUAL_LAYOUTS]
     wide = replace(base, heads=128, topk=1024, tokens=1, lengths="none")
     specs += [replace(wide, layout="v32", page=1), replace(wide, layout="v4", page=64), replace(wide, page=0)]
     return [verify_case("sanitizer", spec) for spec in specs]
@@ -319,7 +343,8 @@ def _flag_gems() -> list[VerifyCase]:
     ]
     specs += [CaseSpec(layout="v32", heads=64, topk=k, page=64, slots=4096, tokens=2) for k in (50, 64, 100, 128)]
     specs += [
-        CaseSpec(layout="v4", heads=h, topk=128, page=64, slots=2048, tokens=2, extra_topk=k, extra_page=2, extra_slots=2048)
+        CaseSpec(layout="v4", heads=h, topk=128, page=64, slots=2048, tokens=2, extra_topk=k, extra_page=2,
+                 extra_slots=2048)
         for h in (64, 128)
         for k in (12, 260, 512)
     ]  # fmt: skip

@@ -8,10 +8,19 @@ cases, 4 the budget is spent and cases are left, 75 go on in a new process.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # this module's exit codes are imported by the command line, which must not wait for torch
+    from torch import Tensor
+
+    from kgen.check import Inputs
+    from kgen.verify import Attention, Results
 
 FAILED, UNFINISHED, RESTART = 1, 4, 75
 
@@ -22,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--resume", type=Path, metavar="FILE", help="results file; what it holds is not run again")
     made.add_argument("--budget", type=float, metavar="S", help="seconds after which no case is started")
     made.add_argument("--repeat", type=int, default=1, metavar="N", help="run every case N times; bits must agree")
+    made.add_argument("--rows", type=int, metavar="N", help="compare at most N rows of a case")
     made.add_argument("--shard", default="0/1", metavar="i/N", help="every N-th case, from the i-th on (from 0)")
     made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     made.add_argument("--package", default="generated", help="the emitted package")
@@ -34,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     import torch
 
-    from kgen.verify import CaseResult, shard_of, shipped_attention, verify
+    from kgen.verify import CaseResult, environment_here, shard_of, verify
     from kgen.verify_cases import cases_of
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         resume_file=args.resume,
         budget_s=args.budget,
         repeat=args.repeat,
+        rows_limit=args.rows,
+        subject=subject_of(args.package, environment_here(device)),
         on_result=tell,
     )
     if args.json is not None:
@@ -62,6 +74,98 @@ def main(argv: Sequence[str] | None = None) -> int:
     if summary.poisoned:
         return RESTART
     return FAILED if summary.failures else UNFINISHED if summary.left else 0
+
+
+# ---------------------------------------------------------------------------------------------- what is verified
+
+
+def subject_of(package: str, environment: dict[str, Any]) -> str:
+    """Fingerprint of the emitted package (what one arch runs of it), of `kgen.check`, of GPU, driver, Triton, torch."""
+    emitted = Path(str(importlib.import_module(package).__file__)).parent
+    own = Path(__file__).parent
+    files = [*emitted.glob("*.py"), *emitted.glob("compat/*.py"), *emitted.glob(f"{environment['arch']}/*.py")]
+    digest = hashlib.sha256()
+    for path in sorted([*files, *own.glob("check/*.py")]):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    for name in ("gpu", "cc", "driver", "triton", "torch"):
+        digest.update(f"{name}={environment[name]}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def shipped_attention(package: str = "generated") -> Attention:
+    """The emitted package: `sparse_mla` with lse in a buffer full of NaN; with the flag `facade` FlashMLA's interface,
+    with `pad_heads` the same entry twice."""
+    import torch
+
+    dispatch = importlib.import_module(f"{package}.dispatch")
+
+    def attention(inputs: Inputs, **flags: Any) -> Results:
+        if flags.pop("facade", False):
+            return _through_flash_mla(package, inputs, flags.get("out"))
+        if to := flags.pop("pad_heads", 0):
+            return _padded_as_native(package, inputs, to, flags)
+        if flags.get("return_lse"):
+            flags["lse"] = torch.full(inputs.q.shape[:-1], float("nan"), device=inputs.q.device)
+        found = dispatch.sparse_mla(**inputs.kwargs(), **flags)
+        results: list[Tensor] = list(found) if isinstance(found, tuple) else [found]
+        out = results.pop(0)
+        lse = results.pop(0) if flags.get("return_lse") else None
+        return out, lse, results.pop(0) if flags.get("return_max_logits") else None
+
+    return attention
+
+
+def _through_flash_mla(package: str, inputs: Inputs, out: Tensor | None) -> Results:
+    """Shapes as FlashMLA's callers pass them: prefill [T, h, d] with indices [T, 1, topk], decode [b, s_q, h, d]."""
+    facade = importlib.import_module(f"{package}.compat.flash_mla")
+    q, indices, lengths = inputs.q, inputs.indices, inputs.topk_length
+    if inputs.kv_layout == "bf16":
+        if q.dim() == 4:
+            q, indices = q.flatten(0, 1), indices.flatten(0, 1)
+            out = None if out is None else out.flatten(0, 1)
+            lengths = None if lengths is None else lengths.repeat_interleave(inputs.s_q)
+        indices = indices if indices.dim() == 3 else indices[:, None]
+        kv = inputs.kv[:, None]
+        made = facade.flash_mla_sparse_fwd(q, kv, indices, inputs.sm_scale, 512, inputs.attn_sink, lengths, out=out)
+        return made[0], made[2], made[1]
+
+    def wide(tensor: Tensor | None, rank: int) -> Tensor | None:
+        return tensor if tensor is None or tensor.dim() == rank else tensor[:, None]
+
+    named = None if inputs.kv_layout in ("v32", "v4") else inputs.kv_layout
+    found, lse = facade.flash_mla_with_kvcache(
+        wide(q, 4), inputs.kv, None, None, 512, facade.get_mla_metadata()[0], None, inputs.sm_scale, False, True,
+        wide(indices, 3), inputs.attn_sink, inputs.extra_kv, wide(inputs.extra_indices, 3), lengths,
+        inputs.extra_topk_length, out=wide(out, 4), kv_layout=named,
+    )  # fmt: skip
+    return found, lse.transpose(1, 2), None
+
+
+def _padded_as_native(package: str, inputs: Inputs, to: int, flags: dict[str, Any]) -> Results:
+    """The native call and one with zero heads up to `to`, both by the entry of the native shape in its generic form."""
+    from kgen.check import pad_heads
+    from kgen.verify import same_bits
+
+    validate, launch, lookup, target = (
+        importlib.import_module(f"{package}.{name}") for name in ("validate", "launch", "lookup", "target")
+    )
+    call = validate.build_call(**inputs.kwargs(), **flags)
+    here = target.target_of(inputs.q.device)
+    entry = lookup.serve(here.arch, here.device_class, launch.call_shape(call)).choice.entry
+    flags.pop("out", None)
+    padded = validate.build_call(**pad_heads(inputs, to).kwargs(), **flags)
+    for each in (call, padded):
+        launch.run(each, here.arch, entry, False, None, package)
+    heads = inputs.heads
+    pairs = {
+        "out": (call.out, padded.out[..., :heads, :]),
+        "lse": (call.lse, padded.lse[..., :heads]),
+        "max_logits": (call.max_logits, padded.max_logits[..., :heads]),
+    }
+    changed = [name for name, (native, real) in pairs.items() if not same_bits(native, real)]
+    if changed:
+        raise ValueError(f"Heads padded from {heads} to {to} change bits of {' and '.join(changed)} on the real heads.")
+    return call.out, call.lse, call.max_logits
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kgen.check import core_edges
+from kgen.check import attention_reference, core_edges, make_case
 from kgen.runtime.layouts import DUAL_LAYOUTS
 from kgen.verify_cases import CPU_KEYS, VerifyCase, cases_of, core_cases, full_cases, sanitizer_cases
 
@@ -26,6 +26,8 @@ WANTED = {
     "scale_rule": ("flashmla", "vllm", "sglang", "arbitrary", "odd_fp32", "ue8m0_extremes", "nan_scale"),
     "s_q": (1, 3),
     "flags": ((False, False), (True, False), (False, True), (True, True)),
+    "facade": (False, True),
+    "own_out": (False, True),
 }
 """Written out once more: what the core must cover."""
 
@@ -38,12 +40,16 @@ def value(case: VerifyCase, factor: str) -> object:
     if factor == "flags":
         flags = dict(case.flags)
         return bool(flags.get("return_lse")), bool(flags.get("return_max_logits"))
+    if factor in ("facade", "own_out"):
+        return bool(dict(case.flags).get(factor))
     return getattr(case.spec, factor)
 
 
 def possible(a: tuple[str, object], b: tuple[str, object]) -> bool:
     """Whether a case can have both values, by the rules of the layouts."""
     chosen = dict((a, b))
+    if set(chosen) <= {"flags", "facade", "own_out"}:
+        return False  # three views of one factor: how the case is called
     layouts = {chosen["layout"]} if "layout" in chosen else set(WANTED["layout"])
     if "page" in chosen:
         layouts -= set(FLAT)
@@ -93,6 +99,20 @@ def test_cases_of_the_cpu_are_small() -> None:
     assert 50 <= len(core_cases("cpu")) <= 200
     assert all(case.spec.keys <= CPU_KEYS for case in core_cases("cpu"))
     assert len(sanitizer_cases()) <= 12 and all(case.spec.keys <= CPU_KEYS for case in sanitizer_cases())
+
+
+@pytest.mark.parametrize("case", sanitizer_cases(), ids=lambda case: case.spec.layout)
+def test_sanitizer_cases_read_keys(case: VerifyCase) -> None:
+    """A run in which every row is empty reads no cache, and finds nothing: its errors are exactly 0."""
+    truth = attention_reference(make_case(case.spec))
+    assert truth.lse.isfinite().any() and truth.out.any()
+
+
+def test_padded_heads_are_in_the_core() -> None:
+    padded = [case for case in core_cases() if case.suite == "padding"]
+    assert {case.spec.layout for case in padded} == set(WANTED["layout"])
+    assert all(dict(case.flags)["pad_heads"] > case.spec.heads for case in padded)
+    assert any(case.suite == "padding" for case in core_cases("cpu"))
 
 
 def test_full_has_the_peers_matrices() -> None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.check import Inputs
-from kgen.check.mutations import MUTATIONS, Mutation
-from kgen.verify import MAX_ATTEMPTS, read_results, verify
+from kgen.check import CaseSpec, Inputs, make_case
+from kgen.check.mutations import MUTATIONS, Mutation, Quirks
+from kgen.verify import MAX_ATTEMPTS, read_results, sampled_rows, verify
 from kgen.verify_cases import core_cases, verify_case
+from kgen.verify_child import subject_of
 
 from .attentions import Emulated, small_cases
 
@@ -62,6 +63,64 @@ def test_repeats_must_agree() -> None:
 
     assert verify(small_cases(1), attention, "cpu", repeat=3).failures[0].kind == "unstable"
     assert verify(small_cases(1), Emulated(), "cpu", repeat=3).ok
+
+
+def test_out_must_be_written_in_place() -> None:
+    good = Emulated()
+
+    def attention(inputs: Inputs, **flags: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        flags.pop("out", None)
+        return good(inputs, **flags)
+
+    failure = verify(small_cases(1), attention, "cpu").failures[0]
+    assert failure.kind == "wrong" and "passed as out" in failure.sentence
+    own = verify_case("core", small_cases(1)[0].spec, "own")
+    assert verify([own], attention, "cpu").ok and verify([own], Emulated(), "cpu").ok
+
+
+@pytest.mark.parametrize("layout", ["bf16_d576", "v4"])
+def test_facade_gives_plus_infinity_for_empty_rows(layout: str) -> None:
+    case = verify_case("core", CaseSpec(layout=layout, heads=2, topk=20, tokens=6, index="some_empty"), "facade")
+    assert dict(case.flags).get("return_max_logits", False) == (layout == "bf16_d576")
+    assert verify([case], Emulated(), "cpu").ok
+    good = Emulated()
+
+    def native(inputs: Inputs, **flags: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return good(inputs, **{**flags, "facade": False})
+
+    failure = verify([case], native, "cpu").failures[0]
+    assert failure.kind == "wrong" and "lse" in failure.sentence
+
+
+def test_rows_limit_still_compares_first_and_last() -> None:
+    inputs = make_case(CaseSpec(heads=2, topk=20, tokens=90))
+    rows = sampled_rows(inputs, 5)
+    assert rows is not None and rows.tolist() == [0, 22, 44, 66, 89]
+    assert sampled_rows(inputs) is None
+    assert verify(small_cases(1), Emulated(), "cpu", rows_limit=1).ok
+
+
+def test_results_of_other_kernels_are_not_taken(tmp_path: Path) -> None:
+    file, broken = tmp_path / "r.jsonl", Emulated(Quirks(drop_key="last", ignore_sink=True))
+    assert verify(small_cases(3), Emulated(), "cpu", resume_file=file, subject="one").ok
+    assert not verify(small_cases(3), broken, "cpu", resume_file=file, subject="two").ok
+    again = Emulated()
+    assert verify(small_cases(3), again, "cpu", resume_file=file, subject="one").ok and again.calls == 0
+
+
+def test_subject_changes_with_kernels_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "emitted_here"
+    for name in ("__init__.py", "launch.py", "sm90/table.py", "sm120/table.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    here = {"arch": "sm90", "gpu": "G", "cc": 90, "driver": "1", "triton": "3.6.0", "torch": "2"}
+    first = subject_of("emitted_here", here)
+    (package / "sm120/table.py").write_text("# another arch")
+    assert subject_of("emitted_here", here) == first
+    assert subject_of("emitted_here", here | {"triton": "3.7.0"}) != first
+    (package / "sm90/table.py").write_text("# retuned")
+    assert subject_of("emitted_here", here) != first
 
 
 def test_what_is_raised_is_a_failure_without_paths() -> None:
