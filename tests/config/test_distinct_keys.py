@@ -78,7 +78,7 @@ def test_one_axis_of_a_candidate_changes_its_slug() -> None:
             launch = {a.name: values[a.name] for a in SPACE.axes if a.kind == "launch"}
             slugs.add(SPACE.candidate(tunables, launch).slug)
         expected += len(axis.values) - 1
-    assert len(slugs) == expected == 1 + 3 + 3 + 1 + 1 + 6 + 1 + 1 + 3 + 3 + 3
+    assert len(slugs) == expected == 1 + 3 + 3 + 1 + 1 + 2 + 1 + 6 + 1 + 1 + 3 + 3 + 2
 
 
 def test_archs_that_differ_in_any_field_differ() -> None:

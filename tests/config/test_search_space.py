@@ -22,15 +22,18 @@ V32 = KernelSpec("sm90", "v32", 128, 2048, 64, 16)
 V4_FEW = KernelSpec("sm120", "v4", 8, 128, 64, 1, 512, 64)
 PREFILL = KernelSpec("sm100", "bf16_d576", 16, 2048, 0, 4096)
 
-TUNABLES = dict(block_h=64, block_k=64, swap_ab=False, scale_site="operand", splits=1, specialise=True, partial="fp32")
+TUNABLES = dict(
+    block_h=64, block_k=64, swap_ab=False, scale_site="operand", chunk=128, prefetch=True, splits=1, specialise=True,
+    partial="fp32",
+)  # fmt: skip
 LAUNCH = dict(num_warps=8, num_stages=2, maxnreg=None)
 
 
 def test_portable_axes() -> None:
     assert [axis.name for axis in SPACE.axes if axis.kind == "tunable"] == list(TUNABLES)
     assert [axis.name for axis in SPACE.axes if axis.kind == "launch"] == list(LAUNCH)
-    assert SPACE.size == (4 * 4 * 2 * 2 * 7 * 2 * 2) * (4 * 4 * 4) == 114_688
-    assert SPACE.axis("maxnreg").values == (None, 128, 168, 255)
+    assert SPACE.size == (4 * 4 * 2 * 2 * 3 * 2 * 7 * 2 * 2) * (4 * 4 * 3) == 516_096
+    assert SPACE.axis("maxnreg").values == (None, 128, 168)
     assert all(r.sentence.endswith((".", ").")) and len(r.sentence) > 30 for r in SPACE.restrictions)
     assert set(all_spaces()) >= {"portable"}
 
@@ -50,20 +53,22 @@ def hand_filter(spec: KernelSpec, smem: int, sms: int, wgmma: bool) -> set[tuple
     pow2 = 16
     while pow2 < spec.heads:
         pow2 *= 2
-    for bh, bk, swap, site, splits, special, partial, warps, stages, cap in grid:
+    chunks = {"v32": {128}, "v4": {64}}.get(spec.layout, {64, 128, 256})
+    for bh, bk, swap, site, chunk, ahead, splits, special, partial, warps, stages, cap in grid:
         programs = spec.tokens * ((spec.heads + bh - 1) // bh)
         blocks = (spec.topk + bk - 1) // bk + (spec.extra_topk + bk - 1) // bk
         acc = bh * 16 // warps  # bh * 512 values over warps * 32 threads
         ok = bh <= pow2 and (site == "operand" or spec.layout in {"v32", "v4"})
+        ok = ok and chunk in chunks
         ok = ok and (not swap or (bh <= 64 and bk >= 64 and wgmma))
         ok = ok and 2 * bk * spec.d_qk <= smem and splits <= blocks and 32 <= acc <= 224
         ok = ok and (splits == 1 or (programs < 4 * sms and programs * splits <= 16 * sms))
         ok = ok and (partial == "fp32" or splits > 1)
         ok = ok and (warps >= 4 or not wgmma or not (swap or bh >= 64))
-        ok = ok and (stages == 1 or (blocks + splits - 1) // splits >= stages)
+        ok = ok and (stages <= 2 or (blocks + splits - 1) // splits >= stages)
         ok = ok and (cap is None or (cap * warps * 32 <= 65536 and acc + 32 <= cap))
         if ok:
-            result.add((bh, bk, swap, site, splits, special, partial, warps, stages, cap))
+            result.add((bh, bk, swap, site, chunk, ahead, splits, special, partial, warps, stages, cap))
     return result
 
 
@@ -111,7 +116,7 @@ def test_device_class_moves_the_split_restrictions() -> None:
 def test_refusals_are_sentences() -> None:
     good = SPACE.candidate(TUNABLES, LAUNCH)
     assert SPACE.refusals(good, V32, ARCHS["sm90"]) == []
-    bad = SPACE.candidate({**TUNABLES, "block_h": 128, "swap_ab": True, "partial": "bf16"}, {**LAUNCH, "maxnreg": 255})
+    bad = SPACE.candidate({**TUNABLES, "block_h": 128, "swap_ab": True, "partial": "bf16"}, {**LAUNCH, "maxnreg": 168})
     sentences = SPACE.refusals(bad, V32, ARCHS["sm90"])
     assert len(sentences) == 4  # 128 swapped heads; bf16 partials without splits; 256 accumulators; cap below them
     assert any("128 heads in a block" in s for s in sentences)
