@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kgen.archs import ArchSpec, load_arch
-from kgen.build import attention_job, combine_job, limits_exceeded
+from kgen.build import ProbeJob, attention_job, combine_job, limits_exceeded
 from kgen.config import config_root
+from kgen.cost import guess_resources
 from kgen.models import all_models, model_specs
 from kgen.records import load_records
 from kgen.render import template_hash
-from kgen.static import MAX_SPILLS, refusal
+from kgen.static import MAX_SPILLS, Result, choose, ranked, refusal
 from kgen.static_run import probe_store
-from kgen.types import Failure, ResourceUse, TuneRecord
+from kgen.types import Candidate, Failure, KernelSpec, LaunchOptions, ResourceUse, Scalar, TuneRecord
 
 ARCHS = ("sm90", "sm100", "sm120", "sm121")
 
@@ -80,6 +81,53 @@ def test_small_shared_memory_rejects_kernels_that_hopper_takes() -> None:
     between = [use for use in results if small.smem_limit < use.shared <= large.smem_limit]
     assert between
     assert all(limits_exceeded(use, large, 4) is None and limits_exceeded(use, small, 4) for use in between)
+
+
+def test_datacentre_blackwell_refuses_a_tile_that_hopper_takes() -> None:
+    """B45: 64 x 64 at two stages, as compiled for each arch (sm100 needs more shared memory and tensor memory)."""
+    uses = {}
+    for name in ("sm90", "sm100"):
+        arch, results = load_arch(name), probe_store(name).load().results
+        spec = KernelSpec(name, "bf16_d512", 64, 512, 0, 4096)
+        uses[name] = [
+            (arch, results[job.key])
+            for chunk in (128, 256)
+            if (job := attention_job(spec, tile(64, 64, 8, 2, chunk), arch.cc)).key in results
+        ]
+        assert uses[name], name
+    assert all(refusal(use, arch, 8) == "over limits" for arch, use in uses["sm100"])
+    assert any(refusal(use, arch, 8) is None for arch, use in uses["sm90"])
+
+
+def test_stages_are_compared_by_what_was_compiled_not_by_their_number() -> None:
+    """B44: shared memory is not monotone in num_stages, so fewer stages may be what does not fit."""
+    arch, spec = load_arch("sm120"), KernelSpec("sm120", "bf16_d512", 16, 512, 0, 4096)
+    one, two = tile(16, 64, 4, 1, 128), tile(16, 64, 4, 2, 128)
+    jobs = [attention_job(spec, candidate, arch.cc) for candidate in (one, two)]
+    shared = (114_688, 84_224)  # field notes: D = 512 bf16, 16 x 64
+    results: dict[ProbeJob, Result] = {
+        job: ResourceUse(size, 128, 0, 0, "mma.sync", 1) for job, size in zip(jobs, shared, strict=True)
+    }
+    (pick,) = choose({spec: [one, two]}, arch, results)
+    assert pick.candidate == two and pick.considered == 2 and pick.rejected == (("over limits", 1),)
+
+
+def test_a_compile_result_overrules_the_guess() -> None:
+    arch, spec = load_arch("sm120"), KernelSpec("sm120", "bf16_d512", 64, 512, 0, 4096)
+    candidate = tile(64, 64, 8, 2, 128)
+    assert guess_resources(spec, candidate, arch).shared > arch.smem_limit
+    job = attention_job(spec, candidate, arch.cc)
+    order = ranked(spec, [candidate], arch, {job: ResourceUse(arch.smem_limit, 128, 0, 0, "mma.sync", 1)})
+    assert [c for _, c in order] == [candidate]
+    assert ranked(spec, [candidate], arch, {job: ResourceUse(arch.smem_limit + 1, 128, 0, 0, "mma.sync", 1)}) == []
+
+
+def tile(block_h: int, block_k: int, warps: int, stages: int, chunk: int) -> Candidate:
+    tunables: dict[str, Scalar] = {
+        "block_h": block_h, "block_k": block_k, "swap_ab": False, "scale_site": "operand", "chunk": chunk,
+        "prefetch": True, "splits": 1, "specialise": False, "partial": "fp32",
+    }  # fmt: skip
+    return Candidate.make("portable", tunables, LaunchOptions(warps, stages))
 
 
 def over_limits(arch: ArchSpec) -> int:

@@ -8,11 +8,11 @@ import pytest
 
 from kgen.archs import load_arch
 from kgen.config import config_root
-from kgen.cost import estimate_us
-from kgen.honesty import honesty, judge, load_measured
+from kgen.cost import StepCycles, assumed_facts, estimate_us
+from kgen.honesty import BOUNDS, START, fit, group_of, honesty, judge, load_measured, loss
 from kgen.models import load_model, model_specs
 from kgen.records import load_records
-from kgen.types import ResourceUse
+from kgen.types import KernelSpec, ResourceUse
 
 
 def test_static_picks_are_near_the_measured_best() -> None:
@@ -61,3 +61,30 @@ def test_an_estimate_needs_no_compile() -> None:
     record = load_records(config_root() / "records" / "static-sm120.jsonl")[0][0]
     assert estimate_us(record.spec, record.candidate, None, arch, arch.devices[0]).us > 0
     assert spec.arch == "sm120"
+
+
+def test_an_estimate_says_what_it_is_made_of_and_what_it_assumes() -> None:
+    arch = load_arch("sm121")
+    record = load_records(config_root() / "records" / "static-sm121.jsonl")[0][0]
+    found = estimate_us(record.spec, record.candidate, record.resources, arch, arch.devices[0])
+    assert {"launch", "compute", "dram", "merge", "resident", "rounds", *StepCycles._fields} <= dict(found.terms).keys()
+    assert found["step_cycles"] >= max(found["mma"], found["gather"], found["spill"])
+    assert set(found.assumed) == set(arch.devices[0].unknown) != set()
+    known = load_arch("sm100")
+    assert assumed_facts(known, known.devices[0]) == ()
+
+
+def test_a_fit_is_the_same_on_a_busy_machine() -> None:
+    measured = dict(list(load_measured().items())[:3])
+    once = fit(measured, sweeps=3)
+    assert once == fit(measured, sweeps=3)
+    assert loss(measured, once) < loss(measured, START)
+    assert all(low <= getattr(once, name) <= high for name, (low, high) in BOUNDS.items())
+
+
+def test_twin_layouts_are_left_out_together() -> None:
+    twins = [("bf16_d512", "bf16_d576"), ("v41_footer", "v41_inline")]
+    for a, b in twins:
+        assert group_of(KernelSpec("sm90", a, 16, 512, 64, 1)) == group_of(KernelSpec("sm90", b, 16, 512, 64, 1))
+    groups = [group_of(KernelSpec("sm90", name, 16, 512, 64, 1)) for name in ("bf16_d512", "v32", "v4", "v41_footer")]
+    assert len(set(groups)) == 4

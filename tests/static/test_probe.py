@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kgen import static_run
+from kgen import build, static_run
 from kgen.archs import load_arch
 from kgen.build import ProbeJob, combine_job, compile_all
 from kgen.config import template_root
@@ -54,6 +54,21 @@ def test_a_compiler_that_dies_is_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_pa
     folder = broken_templates(tmp_path / "templates", "import os; os.abort()")
     result = compiled_with(folder, monkeypatch, tmp_path, 4)
     assert isinstance(result, Failure) and result.kind == "crash" and "code" in result.message
+
+
+def test_a_compiler_that_hangs_is_a_timeout_and_the_next_job_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # the first process hangs and is killed; the second job gets a new one, whose module raises
+    line = "import os, time; time.sleep(600) if not os.path.exists(MARK) and not open(MARK, 'w').close() else 1 / 0"
+    folder = broken_templates(tmp_path / "templates", line.replace("MARK", repr(str(tmp_path / "mark"))))
+    monkeypatch.setenv("KGEN_TEMPLATES", str(folder))
+    monkeypatch.setenv("KGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "TIMEOUT_S", 10.0)
+    jobs = [combine_job("sm120", 120, 2, 128), combine_job("sm120", 120, 16, 128)]
+    results = compile_all(jobs, 1)
+    kinds = [result.kind for job in jobs if isinstance(result := results[job], Failure)]
+    assert kinds == ["timeout", "compile"]
 
 
 def test_a_kernel_that_does_not_compile_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
