@@ -5,7 +5,7 @@ Order of preference, each step only deciding where the one before left a tie:
 2. as many caches as the call has; then heads, topk, extra topk, tokens: made for this value, else for the nearest
    larger one, else for the nearest smaller one (larger first: a wide tile masks what is missing, while a narrow one
    gathers every key again);
-3. page and extra page: this size, any size, another size;
+3. page and extra page, the one that fits worse first: this size, any size, another size;
 4. the narrower topk and token ranges, the device class's name, the place in the table.
 An entry is exact when it was made for the shape in all of 2 and 3 (the page: this size or any); any other one serves
 through the generic form of its kernel. The layout is never bent. Everything is compared as integers and strings: no
@@ -22,7 +22,8 @@ from .table import Entry, Shape
 Side = tuple[int, int]
 _AXES = ("heads", "topk", "extra topk", "tokens")
 _CACHES, _FIRST_AXIS = 1, 2
-_FIRST_PAGE = _FIRST_AXIS + len(_AXES)
+_WORST_PAGE = _FIRST_AXIS + len(_AXES)
+_FIRST_PAGE = _WORST_PAGE + 1
 _ORIGINS = ("same class", "other class", "static")
 
 
@@ -118,6 +119,8 @@ def token_breaks(entries: Sequence[Entry], shape: Shape) -> list[int]:
 
 def _rank(entry: Entry, shape: Shape, device_class: str | None) -> tuple[object, ...]:
     """Sort key: smaller is better. Its parts are those of the module's docstring, in that order."""
+    page = _page(entry.page, shape.page)
+    extra_page = _page(entry.extra_page, shape.extra_page) if entry.dual and shape.dual else 0
     return (
         _origin(entry, device_class),
         int(entry.dual != shape.dual),
@@ -125,8 +128,9 @@ def _rank(entry: Entry, shape: Shape, device_class: str | None) -> tuple[object,
         _side(shape.topk, *entry.topk),
         _side(shape.extra_topk, *entry.extra_topk) if entry.dual and shape.dual else (0, 0),
         _side(max(shape.tokens, 1), *entry.tokens),
-        _page(entry.page, shape.page),
-        _page(entry.extra_page, shape.extra_page) if entry.dual and shape.dual else 0,
+        max(page, extra_page),
+        page,
+        extra_page,
         entry.topk[1] - entry.topk[0],
         entry.extra_topk[1] - entry.extra_topk[0],
         entry.tokens[1] - entry.tokens[0],
@@ -224,14 +228,15 @@ def _worse(other: Entry, winner: Entry, shape: Shape, device_class: str | None) 
         return f"It was {_came_from(other)}; the chosen one was {_came_from(winner)}."
     if step == _CACHES:
         return f"It was made for {_caches(other.dual)}; the call has {_caches(shape.dual)}."
-    if step is not None and _FIRST_AXIS <= step < _FIRST_PAGE:
+    if step is not None and _FIRST_AXIS <= step < _WORST_PAGE:
         axis = step - _FIRST_AXIS
         return (
             f"It was made for {_made_for(other, axis)}; the chosen one, for {_made_for(winner, axis)}, "
             f"is nearer to {_wanted(shape, axis)}."
         )
-    if step in (_FIRST_PAGE, _FIRST_PAGE + 1):
-        name, page = ("page", other.page) if step == _FIRST_PAGE else ("extra page", other.extra_page)
+    if step is not None and _WORST_PAGE <= step <= _FIRST_PAGE + 1:
+        main = step == _FIRST_PAGE or (step == _WORST_PAGE and mine[_FIRST_PAGE] == mine[_WORST_PAGE])
+        name, page = ("page", other.page) if main else ("extra page", other.extra_page)
         return f"It was made for {name} {page if page is not None else 'any'}; the chosen one fits better."
     if step is not None and step < len(mine) - 1:
         return "It serves this shape too, but was made for a wider range."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -83,14 +82,6 @@ def test_feasible_equals_a_filter_written_by_hand(spec: KernelSpec, smem: int, s
         for c in SPACE.feasible(spec, ARCHS[spec.arch])
     }
     assert found == hand_filter(spec, smem, sms, wgmma)
-
-
-def test_enumeration_is_fast() -> None:
-    """CPU time, so that busy neighbours do not count; the worst of the dsv32 anchors takes about 0.2 s."""
-    spec = max(anchor_specs(all_models()["dsv32"], "sm90"), key=lambda s: (-s.tokens, s.heads, s.kv.fp8))
-    start = time.process_time()
-    assert sum(1 for _ in SPACE.feasible(spec, ARCHS["sm90"])) > 1000
-    assert time.process_time() - start < 1.0
 
 
 def test_every_anchor_has_candidates() -> None:

@@ -13,14 +13,16 @@ from kgen.runtime.layouts import DUAL_LAYOUTS, LAYOUTS
 
 from .running import candidate, check, forms, run
 
-SAMPLE = {"B01": 4, "B02": 5, "B03": 4, "B04": 6, "B06": 3, "B10": 4, "B19": 3, "B22": 4, "B26": 4, "B30": 3}
-"""Every n-th case of a report: all of them are in `kgen verify`."""
+SAMPLE = {"B01": 5, "B02": 5, "B03": 5, "B04": 8, "B06": 4, "B10": 5, "B19": 3, "B22": 5, "B26": 7, "B30": 4}
+MOST_HEADS = 34
+"""Every n-th case of a report: all of them are in `kgen verify`. What an interpreted case costs is its programs, above all
+those of the merge (one per head, token and 128 dims); 34 heads still cross blocks of 16 and 32."""
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_report(name: str) -> None:
     for number, spec in enumerate(EDGE_CASES[name][:: SAMPLE[name]]):
-        heads = min(spec.heads, 66)
+        heads = min(spec.heads, MOST_HEADS)
         tokens = spec.s_q if heads > 16 or spec.topk > 200 else min(spec.tokens, 2 * spec.s_q)
         check(forms(spec.layout)[number % 3], replace(spec, heads=heads, tokens=tokens))
 
@@ -37,7 +39,8 @@ def test_b06_rows_beside_the_output_stay(heads: int) -> None:
     """The canaries are looked at by every run; here with blocks that are wider than the heads."""
     spec = CaseSpec(layout="v4", heads=heads, topk=20, tokens=3, page=4)
     check(candidate("v4", block_h=64, specialise=heads == 11), spec)
-    check(candidate("v4", block_k=16, splits=2), spec)
+    if heads <= 17:
+        check(candidate("v4", block_k=16, splits=2), replace(spec, tokens=2))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,7 +62,7 @@ def test_b10_sink_at_infinity(layout: str) -> None:
 def test_b22_padded_heads_change_no_bit(layout: str, form: int) -> None:
     inputs = make_case(CaseSpec(layout=layout, heads=11, topk=40, tokens=1, sink="near"))
     chosen = forms(layout)[form]
-    native, padded = run(chosen, inputs).call, run(chosen, pad_heads(inputs, 64)).call
+    native, padded = run(chosen, inputs).call, run(chosen, pad_heads(inputs, MOST_HEADS)).call
     assert torch.equal(native.out, padded.out[:, :11])
     assert native.lse is not None and padded.lse is not None
     assert torch.equal(native.lse, padded.lse[:, :11])
@@ -83,7 +86,7 @@ def test_b39_empty_and_negative_lengths(layout: str, length: int) -> None:
     spec = CaseSpec(layout=layout, heads=4, topk=20, tokens=2, extra_topk=20, extra_page=2, extra_slots=50)
     inputs = make_case(replace(spec, lengths="full", index="clean"))
     assert inputs.topk_length is not None and inputs.extra_topk_length is not None
-    for chosen in forms(layout):
+    for chosen in forms(layout) if length == 0 else forms(layout)[1:2]:
         both = inputs.replace(
             topk_length=torch.full_like(inputs.topk_length, length),
             extra_topk_length=torch.full_like(inputs.extra_topk_length, length),

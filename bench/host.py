@@ -1,0 +1,83 @@
+"""What kgen costs on the host: python -m bench.host --out bench/results/host.json
+
+Import of `generated.dispatch` over torch and triton (fresh processes, sampled in turns with the import of both alone), time of a
+call of `sparse_mla` up to the launch, enumeration of a search space. Medians; run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BASE = "import time, torch, triton, triton.language; start = time.perf_counter();"
+END = "; print(time.perf_counter() - start)"
+
+
+def import_ms(rounds: int) -> dict[str, float]:
+    """Milliseconds of the import after torch and triton are imported, and of importing nothing."""
+    samples: dict[str, list[float]] = {"import_dispatch_ms": [], "import_nothing_ms": []}
+    for _ in range(rounds):
+        for name, code in (("import_dispatch_ms", "import generated.dispatch"), ("import_nothing_ms", "pass")):
+            done = subprocess.run([sys.executable, "-c", BASE + code + END], capture_output=True, text=True, check=True)
+            samples[name].append(float(done.stdout) * 1e3)
+    return {name: round(statistics.median(values), 2) for name, values in samples.items()}
+
+
+def validation_us(rounds: int) -> float:
+    """Microseconds of validating a dual-cache call and looking up its entry, without a launch (CPU tensors)."""
+    from generated.lookup import serve
+    from generated.validate import build_call, shape_of
+    from kgen.check import CaseSpec, make_case
+
+    case = CaseSpec(layout="v4", heads=64, topk=128, page=64, tokens=4, extra_topk=512, extra_page=64, extra_slots=1024)
+    kwargs = make_case(case).kwargs()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(100):
+            call = build_call(**kwargs)
+            serve("sm90", "h200", shape_of(call))
+        times.append((time.perf_counter() - start) / 100 * 1e6)
+    return round(min(times), 1)
+
+
+def enumeration_s() -> float:
+    """CPU seconds of listing the feasible candidates of the largest anchor of dsv32 on SM90."""
+    from kgen.archs import load_arch
+    from kgen.models import anchor_specs, load_model
+    from kgen.space import load_space
+
+    arch, space = load_arch("sm90"), load_space("portable")
+    spec = max(anchor_specs(load_model("dsv32"), "sm90"), key=lambda s: (-s.tokens, s.heads, s.kv.fp8))
+    start = time.process_time()
+    sum(1 for _ in space.feasible(spec, arch))
+    return round(time.process_time() - start, 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    import torch
+    import triton
+
+    found = {
+        "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+        "machine": platform.machine(), **import_ms(args.rounds),
+        "validate_and_look_up_us": validation_us(args.rounds), "enumerate_candidates_cpu_s": enumeration_s(),
+    }  # fmt: skip
+    print(json.dumps(found, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
