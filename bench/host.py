@@ -1,7 +1,6 @@
 """What kgen costs on the host: python -m bench.host --out bench/results/host.json
 
-Import of `generated.dispatch` over torch and triton (fresh processes, sampled in turns with the import of both alone), time of a
-call of `sparse_mla` up to the launch, enumeration of a search space. Medians; run it on an idle machine.
+Time of a call of `sparse_mla` up to the launch and enumeration of a search space (the import is bench/import_time.py).
 """
 
 from __future__ import annotations
@@ -9,24 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
-
-BASE = "import time, torch, triton, triton.language; start = time.perf_counter();"
-END = "; print(time.perf_counter() - start)"
-
-
-def import_ms(rounds: int) -> dict[str, float]:
-    """Milliseconds of the import after torch and triton are imported, and of importing nothing."""
-    samples: dict[str, list[float]] = {"import_dispatch_ms": [], "import_nothing_ms": []}
-    for _ in range(rounds):
-        for name, code in (("import_dispatch_ms", "import generated.dispatch"), ("import_nothing_ms", "pass")):
-            done = subprocess.run([sys.executable, "-c", BASE + code + END], capture_output=True, text=True, check=True)
-            samples[name].append(float(done.stdout) * 1e3)
-    return {name: round(statistics.median(values), 2) for name, values in samples.items()}
 
 
 def validation_us(rounds: int) -> float:
@@ -70,8 +54,7 @@ def main() -> int:
 
     found = {
         "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-        "machine": platform.machine(), **import_ms(args.rounds),
-        "validate_and_look_up_us": validation_us(args.rounds), "enumerate_candidates_cpu_s": enumeration_s(),
+        "machine": platform.machine(),         "validate_and_look_up_us": validation_us(args.rounds), "enumerate_candidates_cpu_s": enumeration_s(),
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     if args.out:
