@@ -49,7 +49,7 @@ C25 = config(4, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=T
 C26 = config(4, 2, block_h=32, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=32, swap_ab=False)
 C27 = config(4, 2, block_h=32, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
 C28 = config(4, 2, block_h=32, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=True)
-C29 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=32, swap_ab=False)
+C29 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=32, swap_ab=False)
 C30 = config(8, 3, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
 C31 = config(8, 3, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
 C32 = config(8, 3, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
@@ -60,9 +60,9 @@ C36 = config(8, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=Tr
 C37 = config(4, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
 C38 = config(4, 2, block_h=16, block_k=32, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
 C39 = config(4, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=2, swap_ab=False)
-C40 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
+C40 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=2, swap_ab=False)
 C41 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
-C42 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
+C42 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
 C43 = config(8, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
 C44 = config(2, 2, block_h=16, block_k=16, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=32, swap_ab=False)
 C45 = config(4, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
@@ -70,29 +70,26 @@ C46 = config(8, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=Tr
 C47 = config(8, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=32, swap_ab=False)
 C48 = config(4, 2, block_h=16, block_k=32, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
 C49 = config(4, 2, block_h=16, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
-C50 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C51 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C52 = config(8, 3, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
-C53 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
-C54 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
-C55 = config(8, 3, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
-C56 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
-C57 = config(8, 2, block_h=16, block_k=16, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C58 = config(8, 2, block_h=16, block_k=128, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
-C59 = config(8, 2, block_h=16, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
-C60 = config(8, 2, block_h=32, block_k=128, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=True)
-C61 = config(2, 2, block_h=16, block_k=16, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=32, swap_ab=False)
-C62 = config(4, 2, block_h=16, block_k=128, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
-C63 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C64 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
-C65 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
-C66 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='bf16', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C67 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C68 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=8, swap_ab=False)
-C69 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
-C70 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
-C71 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
-C72 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=64, swap_ab=False)
+C50 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
+C51 = config(8, 3, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
+C52 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=16, swap_ab=False)
+C53 = config(8, 2, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
+C54 = config(8, 3, block_h=64, block_k=64, chunk=64, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
+C55 = config(8, 2, block_h=16, block_k=16, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
+C56 = config(8, 2, block_h=16, block_k=128, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
+C57 = config(8, 2, block_h=16, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
+C58 = config(8, 2, block_h=32, block_k=128, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=True)
+C59 = config(2, 2, block_h=16, block_k=16, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=32, swap_ab=False)
+C60 = config(4, 2, block_h=16, block_k=128, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=1, swap_ab=False)
+C61 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
+C62 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
+C63 = config(8, 2, block_h=16, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=4, swap_ab=False)
+C64 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
+C65 = config(8, 2, block_h=64, block_k=64, chunk=128, partial='fp32', prefetch=True, scale_site='operand', specialise=True, splits=8, swap_ab=False)
+C66 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=16, swap_ab=False)
+C67 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=8, swap_ab=False)
+C68 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=2, swap_ab=False)
+C69 = config(8, 2, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=True, scale_site='operand', specialise=False, splits=64, swap_ab=False)
 
 # where entries come from
 P0 = Provenance(source='measured', device_class='h200', gpu='NVIDIA H200', triton='3.6.0')
@@ -205,14 +202,14 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v32', False, 32, (2048, 2048), (0, 0), 64, None, (2, 16), 'portable_v32_c128', C27, P0, us=60.27, roofline=0.083, anchor_tokens=16),
     _e('v32', False, 32, (2048, 2048), (0, 0), 64, None, (17, 256), 'portable_v32_c128', C11, P0, us=739.1, roofline=0.108, anchor_tokens=256),
     _e('v32', False, 32, (2048, 2048), (0, 0), 64, None, (257, 2147483647), 'portable_v32_c128', C28, P0, us=7044.35, roofline=0.181, anchor_tokens=4096),
-    _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (1, 1), 'portable_v32_c128', C29, P0, us=14.92, roofline=0.021, anchor_tokens=1),
-    _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (2, 4), 'portable_v32_c128', C29, P0, us=20.76, roofline=0.06, anchor_tokens=4),
+    _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (1, 1), 'portable_v32_c128', C29, P0, us=16.23, roofline=0.019, anchor_tokens=1),
+    _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (2, 4), 'portable_v32_c128', C29, P0, us=21.33, roofline=0.058, anchor_tokens=4),
     _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (5, 16), 'portable_v32_c128', C30, P0, us=50.05, roofline=0.099, anchor_tokens=16),
     _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (17, 64), 'portable_v32_c128', C16, P0, us=133.84, roofline=0.149, anchor_tokens=64),
     _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (65, 256), 'portable_v32_c128', C31, P0, us=368.46, roofline=0.216, anchor_tokens=256),
     _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (257, 1024), 'portable_v32_c128', C31, P0, us=1465.73, roofline=0.217, anchor_tokens=1024),
     _e('v32', False, 64, (2048, 2048), (0, 0), 64, None, (1025, 2147483647), 'portable_v32_c128', C31, P0, us=5867.68, roofline=0.217, anchor_tokens=4096),
-    _e('v32', False, 128, (2048, 2048), (0, 0), 64, None, (1, 1), 'portable_v32_c128', C29, P0, us=16.41, roofline=0.035, anchor_tokens=1),
+    _e('v32', False, 128, (2048, 2048), (0, 0), 64, None, (1, 1), 'portable_v32_c128', C29, P0, us=16.99, roofline=0.034, anchor_tokens=1),
     _e('v32', False, 128, (2048, 2048), (0, 0), 64, None, (2, 4), 'portable_v32_c128', C20, P0, us=30.82, roofline=0.075, anchor_tokens=4),
     _e('v32', False, 128, (2048, 2048), (0, 0), 64, None, (5, 16), 'portable_v32_c128', C32, P0, us=64.42, roofline=0.143, anchor_tokens=16),
     _e('v32', False, 128, (2048, 2048), (0, 0), 64, None, (17, 64), 'portable_v32_c128', C31, P0, us=185.77, roofline=0.199, anchor_tokens=64),
@@ -257,23 +254,23 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', False, 32, (256, 256), (0, 0), 64, None, (5, 16), 'portable_v4_c64', C36, P1, estimate_us=13.0, anchor_tokens=16, considered=5),
     _e('v4', False, 32, (256, 256), (0, 0), 64, None, (17, 64), 'portable_v4_c64', C37, P1, estimate_us=32.6, anchor_tokens=64, considered=5),
     _e('v4', False, 64, (128, 128), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C39, P0, us=14.0, roofline=0.001, anchor_tokens=1),
-    _e('v4', False, 64, (128, 128), (0, 0), 64, None, (2, 16), 'portable_v4_c64', C40, P0, us=19.31, roofline=0.014, anchor_tokens=16),
+    _e('v4', False, 64, (128, 128), (0, 0), 64, None, (2, 16), 'portable_v4_c64', C40, P0, us=20.34, roofline=0.014, anchor_tokens=16),
     _e('v4', False, 64, (128, 128), (0, 0), 64, None, (17, 2147483647), 'portable_v4_c64', C22, P0, us=49.62, roofline=0.089, anchor_tokens=256),
     _e('v4', False, 64, (128, 128), (0, 0), 256, None, (1, 1), 'portable_v4_c64', C35, P1, estimate_us=10.5, anchor_tokens=1, considered=8),
     _e('v4', False, 64, (128, 128), (0, 0), 256, None, (5, 16), 'portable_v4_c64', C35, P1, estimate_us=13.0, anchor_tokens=16, considered=8),
     _e('v4', False, 64, (128, 128), (0, 0), 256, None, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=53.7, anchor_tokens=256, considered=3),
     _e('v4', False, 64, (192, 192), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C35, P1, estimate_us=17.0, anchor_tokens=1, considered=8),
     _e('v4', False, 64, (192, 192), (0, 0), 64, None, (5, 16), 'portable_v4_c64', C35, P1, estimate_us=19.5, anchor_tokens=16, considered=8),
-    _e('v4', False, 64, (192, 192), (0, 0), 64, None, (17, 64), 'portable_v4_c64', C40, P1, estimate_us=34.5, anchor_tokens=64, considered=8),
+    _e('v4', False, 64, (192, 192), (0, 0), 64, None, (17, 64), 'portable_v4_c64', C41, P1, estimate_us=34.5, anchor_tokens=64, considered=8),
     _e('v4', False, 64, (256, 256), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C36, P1, estimate_us=10.7, anchor_tokens=1, considered=8),
     _e('v4', False, 64, (256, 256), (0, 0), 64, None, (5, 16), 'portable_v4_c64', C35, P1, estimate_us=19.5, anchor_tokens=16, considered=8),
-    _e('v4', False, 64, (256, 256), (0, 0), 64, None, (17, 64), 'portable_v4_c64', C40, P1, estimate_us=34.5, anchor_tokens=64, considered=8),
-    _e('v4', False, 128, (128, 128), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C40, P0, us=14.78, roofline=0.002, anchor_tokens=1),
+    _e('v4', False, 64, (256, 256), (0, 0), 64, None, (17, 64), 'portable_v4_c64', C41, P1, estimate_us=34.5, anchor_tokens=64, considered=8),
+    _e('v4', False, 128, (128, 128), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C39, P0, us=15.67, roofline=0.002, anchor_tokens=1),
     _e('v4', False, 128, (128, 128), (0, 0), 64, None, (5, 16), 'portable_v4_c64', C41, P0, us=19.13, roofline=0.028, anchor_tokens=16),
     _e('v4', False, 128, (128, 128), (0, 0), 64, None, (65, 256), 'portable_v4_c64', C22, P0, us=92.86, roofline=0.094, anchor_tokens=256),
     _e('v4', False, 128, (128, 128), (0, 0), 64, None, (1025, 2147483647), 'portable_v4_c64', C22, P2, us=92.86, roofline=0.094, anchor_tokens=256),
     _e('v4', False, 128, (128, 128), (0, 0), 256, None, (1, 1), 'portable_v4_c64', C35, P1, estimate_us=10.7, anchor_tokens=1, considered=8),
-    _e('v4', False, 128, (128, 128), (0, 0), 256, None, (5, 16), 'portable_v4_c64', C40, P1, estimate_us=19.2, anchor_tokens=16, considered=8),
+    _e('v4', False, 128, (128, 128), (0, 0), 256, None, (5, 16), 'portable_v4_c64', C41, P1, estimate_us=19.2, anchor_tokens=16, considered=8),
     _e('v4', False, 128, (128, 128), (0, 0), 256, None, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=105.8, anchor_tokens=256, considered=3),
     _e('v4', False, 128, (192, 192), (0, 0), 64, None, (1, 1), 'portable_v4_c64', C35, P1, estimate_us=17.2, anchor_tokens=1, considered=8),
     _e('v4', False, 128, (192, 192), (0, 0), 64, None, (5, 16), 'portable_v4_c64', C38, P1, estimate_us=30.1, anchor_tokens=16, considered=8),
@@ -402,12 +399,12 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', True, 64, (128, 128), (1, 128), 64, 2, (5, 16), 'portable_v4_c64', C35, P1, estimate_us=19.7, anchor_tokens=16, considered=8),
     _e('v4', True, 64, (128, 128), (1, 128), 64, 2, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=103.2, anchor_tokens=256, considered=4),
     _e('v4', True, 64, (128, 128), (1, 128), 64, 2, (1025, 2147483647), 'portable_v4_c64', C22, P1, estimate_us=1628.5, anchor_tokens=4096, considered=3),
-    _e('v4', True, 64, (128, 128), (512, 512), 64, 32, (1, 1), 'portable_v4_c64', C50, P0, us=22.99, roofline=0.004, anchor_tokens=1),
+    _e('v4', True, 64, (128, 128), (512, 512), 64, 32, (1, 1), 'portable_v4_c64', C15, P0, us=24.58, roofline=0.004, anchor_tokens=1),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 32, (2, 16), 'portable_v4_c64', C15, P0, us=37.94, roofline=0.036, anchor_tokens=16),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 32, (17, 256), 'portable_v4_c64', C22, P0, us=174.61, roofline=0.127, anchor_tokens=256),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 32, (257, 2147483647), 'portable_v4_c64', C18, P0, us=2673.82, roofline=0.133, anchor_tokens=4096),
-    _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (1, 1), 'portable_v4_c64', C50, P0, us=23.23, roofline=0.004, anchor_tokens=1),
-    _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (2, 4), 'portable_v4_c64', C51, P0, us=26.74, roofline=0.013, anchor_tokens=4),
+    _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (1, 1), 'portable_v4_c64', C15, P0, us=23.4, roofline=0.004, anchor_tokens=1),
+    _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (2, 4), 'portable_v4_c64', C50, P0, us=26.74, roofline=0.013, anchor_tokens=4),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (5, 16), 'portable_v4_c64', C15, P0, us=37.7, roofline=0.037, anchor_tokens=16),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (17, 64), 'portable_v4_c64', C41, P0, us=58.82, roofline=0.094, anchor_tokens=64),
     _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (65, 256), 'portable_v4_c64', C22, P0, us=170.6, roofline=0.13, anchor_tokens=256),
@@ -415,10 +412,10 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', True, 64, (128, 128), (512, 512), 64, 64, (1025, 2147483647), 'portable_v4_c64', C18, P0, us=2632.38, roofline=0.135, anchor_tokens=4096),
     _e('v4', True, 64, (128, 128), (512, 512), 128, 64, (1, 1), 'portable_v4_c64', C43, P1, estimate_us=17.7, anchor_tokens=1, considered=8),
     _e('v4', True, 64, (128, 128), (512, 512), 128, 64, (5, 16), 'portable_v4_c64', C50, P1, estimate_us=34.5, anchor_tokens=16, considered=8),
-    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v4_c64', C50, P0, us=22.91, roofline=0.004, anchor_tokens=1),
-    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (2, 4), 'portable_v4_c64', C51, P0, us=26.74, roofline=0.013, anchor_tokens=4),
+    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v4_c64', C15, P0, us=23.69, roofline=0.004, anchor_tokens=1),
+    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (2, 4), 'portable_v4_c64', C50, P0, us=26.74, roofline=0.013, anchor_tokens=4),
     _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v4_c64', C15, P0, us=37.56, roofline=0.037, anchor_tokens=16),
-    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (17, 64), 'portable_v4_c64', C52, P0, us=58.22, roofline=0.095, anchor_tokens=64),
+    _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (17, 64), 'portable_v4_c64', C51, P0, us=58.22, roofline=0.095, anchor_tokens=64),
     _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v4_c64', C18, P0, us=173.56, roofline=0.128, anchor_tokens=256),
     _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (257, 1024), 'portable_v4_c64', C18, P0, us=674.82, roofline=0.131, anchor_tokens=1024),
     _e('v4', True, 64, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v4_c64', C22, P0, us=2698.46, roofline=0.131, anchor_tokens=4096),
@@ -429,7 +426,7 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (1, 1), 'portable_v4_c64', C46, P1, estimate_us=18.4, anchor_tokens=1, considered=8),
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (2, 4), 'portable_v4_c64', C43, P1, estimate_us=26.3, anchor_tokens=4, considered=8),
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (5, 16), 'portable_v4_c64', C50, P1, estimate_us=47.2, anchor_tokens=16, considered=8),
-    _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (17, 64), 'portable_v4_c64', C40, P1, estimate_us=123.2, anchor_tokens=64, considered=8),
+    _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (17, 64), 'portable_v4_c64', C41, P1, estimate_us=123.2, anchor_tokens=64, considered=8),
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=452.6, anchor_tokens=256, considered=4),
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (257, 1024), 'portable_v4_c64', C22, P1, estimate_us=1805.7, anchor_tokens=1024, considered=3),
     _e('v4', True, 64, (128, 128), (1024, 1024), None, None, (1025, 2147483647), 'portable_v4_c64', C22, P1, estimate_us=7218.4, anchor_tokens=4096, considered=3),
@@ -453,18 +450,18 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', True, 128, (128, 128), (129, 640), 64, 2, (5, 16), 'portable_v4_c64', C42, P1, estimate_us=47.2, anchor_tokens=16, considered=8),
     _e('v4', True, 128, (128, 128), (129, 640), 64, 2, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=604.1, anchor_tokens=256, considered=4),
     _e('v4', True, 128, (128, 128), (129, 640), 64, 2, (1025, 2147483647), 'portable_v4_c64', C22, P1, estimate_us=9492.9, anchor_tokens=4096, considered=3),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (1, 1), 'portable_v4_c64', C53, P0, us=24.72, roofline=0.012, anchor_tokens=1),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (2, 4), 'portable_v4_c64', C54, P0, us=32.26, roofline=0.038, anchor_tokens=4),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (1, 1), 'portable_v4_c64', C52, P0, us=25.1, roofline=0.012, anchor_tokens=1),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (2, 4), 'portable_v4_c64', C53, P0, us=32.26, roofline=0.038, anchor_tokens=4),
     _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (5, 16), 'portable_v4_c64', C21, P0, us=53.12, roofline=0.092, anchor_tokens=16),
     _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (17, 64), 'portable_v4_c64', C22, P0, us=143.76, roofline=0.136, anchor_tokens=64),
     _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (65, 256), 'portable_v4_c64', C18, P0, us=544.22, roofline=0.144, anchor_tokens=256),
     _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (257, 1024), 'portable_v4_c64', C22, P0, us=2182.94, roofline=0.143, anchor_tokens=1024),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (1025, 2147483647), 'portable_v4_c64', C55, P0, us=8484.9, roofline=0.147, anchor_tokens=4096),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 64, 64, (1025, 2147483647), 'portable_v4_c64', C54, P0, us=8484.9, roofline=0.147, anchor_tokens=4096),
     _e('v4', True, 128, (128, 128), (1024, 1024), 128, 64, (1, 1), 'portable_v4_c64', C46, P1, estimate_us=19.7, anchor_tokens=1, considered=8),
     _e('v4', True, 128, (128, 128), (1024, 1024), 128, 64, (5, 16), 'portable_v4_c64', C42, P1, estimate_us=72.5, anchor_tokens=16, considered=8),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (1, 1), 'portable_v4_c64', C53, P0, us=24.73, roofline=0.012, anchor_tokens=1),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (2, 4), 'portable_v4_c64', C54, P0, us=32.28, roofline=0.038, anchor_tokens=4),
-    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (5, 16), 'portable_v4_c64', C56, P0, us=54.05, roofline=0.09, anchor_tokens=16),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (1, 1), 'portable_v4_c64', C52, P0, us=25.68, roofline=0.012, anchor_tokens=1),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (2, 4), 'portable_v4_c64', C53, P0, us=32.28, roofline=0.038, anchor_tokens=4),
+    _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (5, 16), 'portable_v4_c64', C42, P0, us=54.05, roofline=0.09, anchor_tokens=16),
     _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (17, 64), 'portable_v4_c64', C18, P0, us=143.72, roofline=0.136, anchor_tokens=64),
     _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (65, 256), 'portable_v4_c64', C22, P0, us=543.43, roofline=0.144, anchor_tokens=256),
     _e('v4', True, 128, (128, 128), (1024, 1024), 256, 64, (257, 1024), 'portable_v4_c64', C18, P0, us=2177.79, roofline=0.144, anchor_tokens=1024),
@@ -481,76 +478,76 @@ ENTRIES: tuple[Entry, ...] = (
     _e('v4', True, 128, (128, 128), (1153, 2147483647), 64, 2, (5, 16), 'portable_v4_c64', C42, P1, estimate_us=123.2, anchor_tokens=16, considered=8),
     _e('v4', True, 128, (128, 128), (1153, 2147483647), 64, 2, (65, 256), 'portable_v4_c64', C22, P1, estimate_us=1702.1, anchor_tokens=256, considered=4),
     _e('v4', True, 128, (128, 128), (1153, 2147483647), 64, 2, (1025, 2147483647), 'portable_v4_c64', C22, P1, estimate_us=26786.0, anchor_tokens=4096, considered=3),
-    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C57, P1, estimate_us=6.9, anchor_tokens=1, considered=10),
-    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C57, P1, estimate_us=8.1, anchor_tokens=16, considered=10),
-    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C58, P1, estimate_us=24.1, anchor_tokens=256, considered=10),
-    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C58, P1, estimate_us=362.9, anchor_tokens=4096, considered=4),
-    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C57, P1, estimate_us=7.0, anchor_tokens=1, considered=10),
-    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C57, P1, estimate_us=9.4, anchor_tokens=16, considered=10),
-    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C58, P1, estimate_us=24.1, anchor_tokens=256, considered=10),
-    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C58, P1, estimate_us=362.9, anchor_tokens=4096, considered=4),
-    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C57, P1, estimate_us=7.1, anchor_tokens=1, considered=11),
-    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C59, P1, estimate_us=10.5, anchor_tokens=16, considered=11),
-    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C60, P1, estimate_us=41.0, anchor_tokens=256, considered=11),
-    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C60, P1, estimate_us=634.2, anchor_tokens=4096, considered=5),
-    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C57, P1, estimate_us=7.5, anchor_tokens=1, considered=12, rejected='1 over limits'),
-    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C58, P1, estimate_us=12.8, anchor_tokens=16, considered=12, rejected='1 over limits'),
-    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C60, P1, estimate_us=80.6, anchor_tokens=256, considered=6, rejected='1 over limits'),
-    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C60, P1, estimate_us=1247.0, anchor_tokens=4096, considered=6, rejected='1 over limits'),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (1, 1), 'portable_v41_footer_c256', C61, P0, us=17.94, roofline=0.004, anchor_tokens=1),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (5, 16), 'portable_v41_footer_c256', C61, P0, us=21.61, roofline=0.058, anchor_tokens=16),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (65, 256), 'portable_v41_footer_c128', C62, P0, us=134.67, roofline=0.149, anchor_tokens=256),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (1025, 2147483647), 'portable_v41_footer_c128', C62, P2, us=134.67, roofline=0.149, anchor_tokens=256),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (1, 1), 'portable_v41_footer_c256', C61, P0, us=17.97, roofline=0.004, anchor_tokens=1),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (5, 16), 'portable_v41_footer_c128', C63, P0, us=21.62, roofline=0.058, anchor_tokens=16),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (65, 256), 'portable_v41_footer_c128', C62, P0, us=134.79, roofline=0.149, anchor_tokens=256),
-    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (1025, 2147483647), 'portable_v41_footer_c128', C62, P2, us=134.79, roofline=0.149, anchor_tokens=256),
-    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (1, 1), 'portable_v41_footer_c128', C63, P1, estimate_us=16.5, anchor_tokens=1, considered=3),
-    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (5, 16), 'portable_v41_footer_c128', C63, P1, estimate_us=19.0, anchor_tokens=16, considered=3),
-    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (65, 256), 'portable_v41_footer_c128', C64, P1, estimate_us=142.3, anchor_tokens=256, considered=3),
-    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (1025, 2147483647), 'portable_v41_footer_c128', C62, P1, estimate_us=2661.5, anchor_tokens=4096, considered=1),
-    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (1, 1), 'portable_v41_footer_c128', C63, P1, estimate_us=16.7, anchor_tokens=1, considered=3),
-    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (5, 16), 'portable_v41_footer_c128', C65, P1, estimate_us=25.3, anchor_tokens=16, considered=3),
-    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (65, 256), 'portable_v41_footer_c128', C64, P1, estimate_us=281.6, anchor_tokens=256, considered=3),
-    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (1025, 2147483647), 'portable_v41_footer_c128', C62, P1, estimate_us=5237.4, anchor_tokens=4096, considered=1),
-    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (1, 1), 'portable_v41_footer_c128', C66, P0, us=21.29, roofline=0.004, anchor_tokens=1),
-    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (5, 16), 'portable_v41_footer_c128', C67, P0, us=35.08, roofline=0.039, anchor_tokens=16),
+    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C55, P1, estimate_us=6.9, anchor_tokens=1, considered=10),
+    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C55, P1, estimate_us=8.1, anchor_tokens=16, considered=10),
+    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C56, P1, estimate_us=24.1, anchor_tokens=256, considered=10),
+    _e('v41_footer', False, 8, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C56, P1, estimate_us=362.9, anchor_tokens=4096, considered=4),
+    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C55, P1, estimate_us=7.0, anchor_tokens=1, considered=10),
+    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C55, P1, estimate_us=9.4, anchor_tokens=16, considered=10),
+    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C56, P1, estimate_us=24.1, anchor_tokens=256, considered=10),
+    _e('v41_footer', False, 16, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C56, P1, estimate_us=362.9, anchor_tokens=4096, considered=4),
+    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C55, P1, estimate_us=7.1, anchor_tokens=1, considered=11),
+    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C57, P1, estimate_us=10.5, anchor_tokens=16, considered=11),
+    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C58, P1, estimate_us=41.0, anchor_tokens=256, considered=11),
+    _e('v41_footer', False, 32, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C58, P1, estimate_us=634.2, anchor_tokens=4096, considered=5),
+    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (1, 1), 'portable_v41_footer_c256', C55, P1, estimate_us=7.5, anchor_tokens=1, considered=12, rejected='1 over limits'),
+    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (5, 16), 'portable_v41_footer_c256', C56, P1, estimate_us=12.8, anchor_tokens=16, considered=12, rejected='1 over limits'),
+    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (65, 256), 'portable_v41_footer_c256', C58, P1, estimate_us=80.6, anchor_tokens=256, considered=6, rejected='1 over limits'),
+    _e('v41_footer', False, 64, (128, 128), (0, 0), 128, None, (1025, 2147483647), 'portable_v41_footer_c256', C58, P1, estimate_us=1247.0, anchor_tokens=4096, considered=6, rejected='1 over limits'),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (1, 1), 'portable_v41_footer_c256', C59, P0, us=17.94, roofline=0.004, anchor_tokens=1),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (5, 16), 'portable_v41_footer_c256', C59, P0, us=21.61, roofline=0.058, anchor_tokens=16),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (65, 256), 'portable_v41_footer_c128', C60, P0, us=134.67, roofline=0.149, anchor_tokens=256),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 64, (1025, 2147483647), 'portable_v41_footer_c128', C60, P2, us=134.67, roofline=0.149, anchor_tokens=256),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (1, 1), 'portable_v41_footer_c256', C59, P0, us=17.97, roofline=0.004, anchor_tokens=1),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (5, 16), 'portable_v41_footer_c128', C61, P0, us=21.62, roofline=0.058, anchor_tokens=16),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (65, 256), 'portable_v41_footer_c128', C60, P0, us=134.79, roofline=0.149, anchor_tokens=256),
+    _e('v41_footer', True, 8, (128, 128), (512, 512), 128, 128, (1025, 2147483647), 'portable_v41_footer_c128', C60, P2, us=134.79, roofline=0.149, anchor_tokens=256),
+    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (1, 1), 'portable_v41_footer_c128', C61, P1, estimate_us=16.5, anchor_tokens=1, considered=3),
+    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (5, 16), 'portable_v41_footer_c128', C61, P1, estimate_us=19.0, anchor_tokens=16, considered=3),
+    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (65, 256), 'portable_v41_footer_c128', C62, P1, estimate_us=142.3, anchor_tokens=256, considered=3),
+    _e('v41_footer', True, 16, (128, 128), (512, 512), None, None, (1025, 2147483647), 'portable_v41_footer_c128', C60, P1, estimate_us=2661.5, anchor_tokens=4096, considered=1),
+    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (1, 1), 'portable_v41_footer_c128', C61, P1, estimate_us=16.7, anchor_tokens=1, considered=3),
+    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (5, 16), 'portable_v41_footer_c128', C63, P1, estimate_us=25.3, anchor_tokens=16, considered=3),
+    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (65, 256), 'portable_v41_footer_c128', C62, P1, estimate_us=281.6, anchor_tokens=256, considered=3),
+    _e('v41_footer', True, 32, (128, 128), (512, 512), None, None, (1025, 2147483647), 'portable_v41_footer_c128', C60, P1, estimate_us=5237.4, anchor_tokens=4096, considered=1),
+    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (1, 1), 'portable_v41_footer_c128', C64, P0, us=22.23, roofline=0.004, anchor_tokens=1),
+    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (5, 16), 'portable_v41_footer_c128', C64, P0, us=35.08, roofline=0.039, anchor_tokens=16),
     _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (65, 256), 'portable_v41_footer_c128', C3, P0, us=154.19, roofline=0.141, anchor_tokens=256),
     _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 64, (1025, 2147483647), 'portable_v41_footer_c128', C3, P2, us=154.19, roofline=0.141, anchor_tokens=256),
-    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (1, 1), 'portable_v41_footer_c128', C66, P0, us=20.68, roofline=0.004, anchor_tokens=1),
-    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (5, 16), 'portable_v41_footer_c128', C68, P0, us=34.87, roofline=0.039, anchor_tokens=16),
+    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (1, 1), 'portable_v41_footer_c128', C65, P0, us=21.4, roofline=0.004, anchor_tokens=1),
+    _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (5, 16), 'portable_v41_footer_c128', C65, P0, us=34.87, roofline=0.039, anchor_tokens=16),
     _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (65, 256), 'portable_v41_footer_c128', C17, P0, us=151.5, roofline=0.143, anchor_tokens=256),
     _e('v41_footer', True, 64, (128, 128), (512, 512), 128, 128, (1025, 2147483647), 'portable_v41_footer_c128', C17, P2, us=151.5, roofline=0.143, anchor_tokens=256),
-    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c128', C63, P0, us=19.3, roofline=0.004, anchor_tokens=1),
-    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C63, P0, us=21.78, roofline=0.057, anchor_tokens=16),
-    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c128', C62, P0, us=138.92, roofline=0.144, anchor_tokens=256),
-    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P2, us=138.92, roofline=0.144, anchor_tokens=256),
+    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c128', C61, P0, us=19.3, roofline=0.004, anchor_tokens=1),
+    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C61, P0, us=21.78, roofline=0.057, anchor_tokens=16),
+    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c128', C60, P0, us=138.92, roofline=0.144, anchor_tokens=256),
+    _e('v41_inline', True, 8, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P2, us=138.92, roofline=0.144, anchor_tokens=256),
     _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c128', C23, P0, us=20.72, roofline=0.013, anchor_tokens=1),
-    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C63, P0, us=44.7, roofline=0.095, anchor_tokens=16),
-    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c128', C62, P0, us=446.86, roofline=0.152, anchor_tokens=256),
-    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P2, us=446.86, roofline=0.152, anchor_tokens=256),
-    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c128', C63, P1, estimate_us=16.5, anchor_tokens=1, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C63, P1, estimate_us=19.0, anchor_tokens=16, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c128', C64, P1, estimate_us=142.3, anchor_tokens=256, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P1, estimate_us=2661.5, anchor_tokens=4096, considered=1),
+    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C61, P0, us=44.7, roofline=0.095, anchor_tokens=16),
+    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c128', C60, P0, us=446.86, roofline=0.152, anchor_tokens=256),
+    _e('v41_inline', True, 8, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P2, us=446.86, roofline=0.152, anchor_tokens=256),
+    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c128', C61, P1, estimate_us=16.5, anchor_tokens=1, considered=2),
+    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C61, P1, estimate_us=19.0, anchor_tokens=16, considered=2),
+    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c128', C62, P1, estimate_us=142.3, anchor_tokens=256, considered=2),
+    _e('v41_inline', True, 16, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P1, estimate_us=2661.5, anchor_tokens=4096, considered=1),
     _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c128', C23, P1, estimate_us=17.0, anchor_tokens=1, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C63, P1, estimate_us=37.8, anchor_tokens=16, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c128', C64, P1, estimate_us=443.5, anchor_tokens=256, considered=2),
-    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P1, estimate_us=8981.9, anchor_tokens=4096, considered=1),
-    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c256', C69, P1, estimate_us=14.1, anchor_tokens=1, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c256', C70, P1, estimate_us=23.4, anchor_tokens=16, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c256', C71, P1, estimate_us=218.1, anchor_tokens=256, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P1, estimate_us=5237.4, anchor_tokens=4096, considered=1),
-    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c256', C72, P1, estimate_us=16.0, anchor_tokens=1, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c256', C70, P1, estimate_us=52.0, anchor_tokens=16, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c256', C71, P1, estimate_us=675.5, anchor_tokens=256, considered=3),
-    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C62, P1, estimate_us=17678.6, anchor_tokens=4096, considered=1),
-    _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c256', C69, P0, us=18.89, roofline=0.004, anchor_tokens=1),
-    _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C68, P0, us=35.32, roofline=0.038, anchor_tokens=16),
+    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C61, P1, estimate_us=37.8, anchor_tokens=16, considered=2),
+    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c128', C62, P1, estimate_us=443.5, anchor_tokens=256, considered=2),
+    _e('v41_inline', True, 16, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P1, estimate_us=8981.9, anchor_tokens=4096, considered=1),
+    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c256', C66, P1, estimate_us=14.1, anchor_tokens=1, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c256', C67, P1, estimate_us=23.4, anchor_tokens=16, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c256', C68, P1, estimate_us=218.1, anchor_tokens=256, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P1, estimate_us=5237.4, anchor_tokens=4096, considered=1),
+    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c256', C69, P1, estimate_us=16.0, anchor_tokens=1, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c256', C67, P1, estimate_us=52.0, anchor_tokens=16, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c256', C68, P1, estimate_us=675.5, anchor_tokens=256, considered=3),
+    _e('v41_inline', True, 32, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C60, P1, estimate_us=17678.6, anchor_tokens=4096, considered=1),
+    _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (1, 1), 'portable_v41_inline_c256', C66, P0, us=18.89, roofline=0.004, anchor_tokens=1),
+    _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (5, 16), 'portable_v41_inline_c128', C65, P0, us=35.32, roofline=0.038, anchor_tokens=16),
     _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (65, 256), 'portable_v41_inline_c128', C31, P0, us=156.51, roofline=0.139, anchor_tokens=256),
     _e('v41_inline', True, 64, (128, 128), (512, 512), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C31, P2, us=156.51, roofline=0.139, anchor_tokens=256),
-    _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c128', C29, P0, us=22.2, roofline=0.013, anchor_tokens=1),
-    _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C67, P0, us=58.29, roofline=0.079, anchor_tokens=16),
+    _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (1, 1), 'portable_v41_inline_c128', C29, P0, us=23.22, roofline=0.012, anchor_tokens=1),
+    _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (5, 16), 'portable_v41_inline_c128', C64, P0, us=58.29, roofline=0.079, anchor_tokens=16),
     _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (65, 256), 'portable_v41_inline_c128', C31, P0, us=481.56, roofline=0.153, anchor_tokens=256),
     _e('v41_inline', True, 64, (128, 128), (2048, 2048), 256, 64, (1025, 2147483647), 'portable_v41_inline_c128', C31, P2, us=481.56, roofline=0.153, anchor_tokens=256),
 )
