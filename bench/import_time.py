@@ -3,7 +3,8 @@
 Every sample is a fresh process that imports a byte-compiled copy of `generated/`, as after an installation. Processes with
 and without the import take turns, so that a busy machine moves both. `import_ms` is read inside the process around the
 import and `cpu_ms` is its processor time, which other processes hardly lengthen; `wall_ms` is the difference of whole
-processes, which is mostly the noise of torch's own import on a busy machine. `without_triton_ms`: with torch loaded, but not triton.
+processes, which is mostly the noise of torch's own import on a busy machine. `without_triton_ms`:
+with torch loaded, but not triton.
 """
 
 from __future__ import annotations
