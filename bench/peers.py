@@ -30,45 +30,39 @@ class FlashMLA:
 
     def refusal(self, inputs: Inputs) -> str | None:
         """Why the peer cannot serve these inputs, or None."""
-        if inputs.kv_layout == "bf16" and inputs.heads % 64:
-            return "prefill takes multiples of 64 heads only"
         if inputs.kv_layout not in ("bf16", "v32", "v4"):
             return f"no layout {inputs.kv_layout}"
         return None
 
     def bind(self, inputs: Inputs) -> Call:
-        """A call without arguments. Decode pads q to 64 or 128 heads outside the timing, as engines do."""
+        """A call without arguments. q is zero-padded to 64 or 128 heads outside the timing, as engines do."""
         if inputs.kv_layout == "bf16":
             return self._prefill(inputs)
         return self._decode(inputs)
 
     def _prefill(self, inputs: Inputs) -> Call:
+        q, sink = _padded(inputs)
         kv = inputs.kv.view(inputs.kv.shape[0], 1, -1)
         indices = inputs.indices.view(inputs.indices.shape[0], 1, -1)
 
         def call() -> object:
             return self._ops.sparse_prefill_fwd(
-                inputs.q, kv, indices, inputs.sm_scale, 512, inputs.attn_sink, inputs.topk_length, False, True
+                q, kv, indices, inputs.sm_scale, 512, sink, inputs.topk_length, False, True
             )
 
         return call
 
     def _decode(self, inputs: Inputs) -> Call:
-        heads = inputs.heads
-        padded = 64 if heads <= 64 else 128
-        q = inputs.q
-        if padded != heads:
-            q = torch.nn.functional.pad(q, (0, 0, 0, padded - heads))
-        sink = inputs.attn_sink
-        if sink is not None and padded != heads:
-            sink = torch.nn.functional.pad(sink, (0, padded - heads))
+        q, sink = _padded(inputs)
+        if q.dim() == 3:
+            q = q[:, None]
         schedule: list[Any] = [None, None]  # built by the first call and reused, as serving stacks do
-        indices = inputs.indices[:, None]
-        extra_indices = None if inputs.extra_indices is None else inputs.extra_indices[:, None]
+        indices = _by_position(inputs.indices)
+        extra_indices = None if inputs.extra_indices is None else _by_position(inputs.extra_indices)
 
         def call() -> object:
             out, lse, schedule[0], schedule[1] = self._ops.sparse_decode_fwd(
-                q[:, None], inputs.kv, indices, inputs.topk_length, sink, schedule[0], schedule[1],
+                q, inputs.kv, indices, inputs.topk_length, sink, schedule[0], schedule[1],
                 inputs.extra_kv, extra_indices, inputs.extra_topk_length, 512, inputs.sm_scale, None,
             )  # fmt: skip
             return out, lse
@@ -77,7 +71,26 @@ class FlashMLA:
 
     def output(self, result: Any, inputs: Inputs) -> torch.Tensor:
         out: torch.Tensor = result[0]
-        return out.reshape(out.shape[0], -1, 512)[:, : inputs.heads]
+        return out.reshape(inputs.tokens, -1, 512)[:, : inputs.heads]
+
+
+def padded_heads(heads: int) -> int:
+    """Heads that FlashMLA's kernels run for a call of `heads`: they know 64 and 128."""
+    return 64 if heads <= 64 else 128
+
+
+def _padded(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """q and sink with zeros up to a head count that the kernels know."""
+    more = padded_heads(inputs.heads) - inputs.heads
+    if not more:
+        return inputs.q, inputs.attn_sink
+    sink = None if inputs.attn_sink is None else torch.nn.functional.pad(inputs.attn_sink, (0, more))
+    return torch.nn.functional.pad(inputs.q, (0, 0, 0, more)), sink
+
+
+def _by_position(indices: torch.Tensor) -> torch.Tensor:
+    """Indices as [batch, s_q, topk]."""
+    return indices if indices.dim() == 3 else indices[:, None]
 
 
 def _package_folder(name: str) -> Path:

@@ -1,8 +1,8 @@
 """The rows of the benchmark suites: what is computed, and on which peer's table it stands.
 
 `portable` holds the speeds that this project set itself for the portable family and one row of each kind of work beside them.
-Shapes and inputs are those of the peers' measurements: N(0, 1), distinct random indices per query, power-of-two scales, 64
-requests with permuted pages.
+`hopper` (bench/hopper.py) holds every row of the peers' tables. Shapes and inputs are those of the peers' measurements:
+N(0, 1), distinct random indices per query, power-of-two scales, 64 requests with permuted pages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,26 @@ from kgen.types import KernelSpec
 
 
 @dataclass(frozen=True)
+class Reference:
+    """The best peer of a row in the peers' own measurement: another run on another lease, so not side by side.
+
+    `l2_warm`: its rotation gathered less than the L2 holds, while ours is always cold.
+    """
+
+    peer: str
+    us: float
+    l2_warm: bool = False
+
+
+@dataclass(frozen=True)
 class Row:
-    """One line of a result table. `goal`: ("tflops" | "us", number) that this project aims at, or None."""
+    """One line of a result table.
+
+    `goal`: ("tflops" | "us", number) for our own time alone, or ("ratio", number) for ours / best peer.
+    `pool_rows`: rows of each cache, all requests together; 0 stands for the tuner's inputs.
+    `requests`: how many requests share a cache; a query draws its keys from its request's rows.
+    `s_q`: query positions per batch row; `tokens` counts all of them.
+    """
 
     name: str
     spec: KernelSpec
@@ -22,6 +40,26 @@ class Row:
     goal: tuple[str, float] | None = None
     lengths: bool = False
     sink: bool = False
+    s_q: int = 1
+    pool_rows: int = 0
+    requests: int = 64
+    reference: Reference | None = None
+
+    @property
+    def section(self) -> str:
+        return self.name[0]
+
+    @property
+    def batch(self) -> int:
+        return self.tokens // self.s_q
+
+    @property
+    def row_bytes(self) -> int:
+        return self.spec.kv.token_bytes
+
+    def flop(self, keys: int) -> int:
+        """2 * heads * keys * (d_qk + d_v) for `keys` visited by all tokens together: true heads, true lengths."""
+        return 2 * self.spec.heads * keys * (self.spec.d_qk + 512)
 
 
 def _bf16(
@@ -64,5 +102,3 @@ PORTABLE = (
     _bf16("E bf16 decode d576 h128 t1", 576, 128, 2048, 1),
     _bf16("E bf16 decode d576 h128 t128", 576, 128, 2048, 128),
 )
-
-SUITES = {"portable": PORTABLE}

@@ -1,195 +1,178 @@
-"""Time `generated.dispatch` and the peers side by side: python -m bench.run --suite portable --out bench/results/portable.json
+"""Time `generated.dispatch` and the peers side by side: python -m bench.run --suite hopper --out bench/results/hopper.json
 
 Every output is checked against the float64 reference on sampled rows before it is timed. Decode: CUDA-graph replays that
 rotate over input sets of more than twice the L2; prefill: event-timed calls, the L2 overwritten before each. Ours and the
 peer's are sampled in turns, so that clocks and heat move both: `ours_us` and the ratio. `ours_solo_us` is ours alone, back to
-back, as in tuning; `ours_burst_us` the first samples after a pause. A goal without a peer is judged on the solo time.
+back, as in tuning; `ours_burst_us` the first samples after a pause. A goal without a peer is judged on the solo time, a goal
+against the best peer as bench/judge.py says. TFLOP/s and GB/s count true heads and true lengths. `floor_us` is at data-sheet
+rates, `ceiling_us` at the rates measured in this run (`ceilings`).
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
+from bench.hopper import HOPPER
+from bench.rows import PORTABLE, Row
 
-from bench.peers import available
-from bench.rows import SUITES, Row
-from kgen.archs import load_arch
-from kgen.check import Inputs, attention_reference
-from kgen.check.tuning import tuning_inputs
-from kgen.environment import current_environment
-from kgen.evaluate import sets_for, timer_for
-from kgen.measure import Budget, Finalist, interleaved, measure
-from kgen.select import floor_us
-from kgen.types import Measurement
-
-MAX_ERROR = 4e-3  # relative, of the sampled rows: bf16 output rounding alone is 1.7e-3
+SUITES = {"portable": PORTABLE, "hopper": HOPPER}
+NO_GPU = "bench.run times on a GPU and none is visible here."
+STATED = (2.0**-9, 2.0**-5)
+"""Group scales of N(0, 1) rows lie in here; only --dry-run assumes it, a run reads the caches."""
 
 
-class _Buffers:
-    """Outputs and scratch of the shipped entry, passed in as an engine does: one set for all calls of a stream."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        from generated.dispatch import Shape, workspace_size
-
-        lead, device = inputs.q.shape[:-1], inputs.q.device
-        flat = inputs.kv_layout == "bf16"
-        extra = inputs.extra_indices
-        shape = Shape(
-            layout=f"bf16_d{inputs.d_qk}" if flat else inputs.kv_layout, heads=inputs.heads,
-            topk=inputs.indices.shape[-1], page=0 if flat else inputs.kv.shape[1], tokens=inputs.tokens,
-            extra_topk=0 if extra is None else extra.shape[-1],
-            extra_page=0 if inputs.extra_kv is None else inputs.extra_kv.shape[1],
-        )  # fmt: skip
-        self.out = torch.full((*lead, 512), float("nan"), dtype=torch.bfloat16, device=device)
-        self.lse = torch.empty(lead, dtype=torch.float32, device=device)
-        self.workspace = torch.empty(max(workspace_size(shape), 16), dtype=torch.uint8, device=device)
-
-    def bind(self, inputs: Inputs) -> Callable[[], Any]:
-        from generated.dispatch import sparse_mla
-
-        kwargs = inputs.kwargs()
-        return lambda: sparse_mla(**kwargs, out=self.out, lse=self.lse, workspace=self.workspace)
+def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+    """Rows whose name matches a pattern (with wildcards) or holds it; all of them without a pattern."""
+    return [row for row in rows if not patterns or any(fnmatch.fnmatch(row.name, f"*{p}*") for p in patterns)]
 
 
-def error_of(out: torch.Tensor, inputs: Inputs) -> float:
-    """Relative error of sampled rows; infinite when anything is NaN or infinite."""
-    if not bool(torch.isfinite(out).all()):
-        return float("inf")
-    rows = torch.linspace(0, inputs.tokens - 1, min(inputs.tokens, 16), dtype=torch.long).tolist()
-    truth = attention_reference(inputs, rows=rows).out
-    got = out.reshape(inputs.tokens, -1, 512)[rows].double()
-    return float((got - truth).norm() / truth.norm())
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--suite", choices=sorted(SUITES), default="portable")
+    made.add_argument("--out", type=Path, help="JSON file to write, after every row")
+    made.add_argument("--flash-mla", metavar="DIR", help="folder that holds the unpacked package flash_mla")
+    made.add_argument("--rows", action="append", default=[], metavar="PATTERN", help="only rows whose name matches")
+    made.add_argument("--budget", type=float, metavar="S", help="seconds after which no row is started")
+    made.add_argument("--rounds", type=int, default=11, help="samples of each in turns (default 11)")
+    made.add_argument("--seconds", type=float, default=0.15, help="of sampling ours alone per row (default 0.15)")
+    made.add_argument("--jobs", type=int, default=0, metavar="N", help="compile with N processes before timing")
+    made.add_argument("--dry-run", action="store_true", help="print the rows and what serves them; needs no GPU")
+    made.add_argument("--compile-only", metavar="i/N", help=argparse.SUPPRESS)
+    return made
 
 
-def run_row(row: Row, peers: list[Any], rounds: int) -> dict[str, Any]:
-    """One result row: ours and every peer that serves it."""
-    spec, tokens = row.spec, row.tokens
-    device = load_arch("sm90").device("h200")
-    sets = tuning_inputs(spec, tokens, "cuda", sets_for(spec, tokens), sink=row.sink, lengths=row.lengths)
-    result: dict[str, Any] = {"row": row.name, "spec": spec.slug, "tokens": tokens, "sets": len(sets)}
-    buffers = _Buffers(sets[0])
-    runs: dict[str, list[Callable[[], Any]]] = {"ours": [buffers.bind(inputs) for inputs in sets]}
-    result["ours_error"] = error_of(runs["ours"][0](), sets[0])
-    for peer in peers:
-        why = peer.refusal(sets[0])
-        if why is not None:
-            result.setdefault("refused", {})[peer.name] = why
-            continue
-        calls = [peer.bind(inputs) for inputs in sets]
-        error = error_of(peer.output(calls[0](), sets[0]), sets[0])
-        result.setdefault("peer_errors", {})[peer.name] = error
-        if error <= MAX_ERROR:
-            runs[peer.name] = calls
-    clock, budget = timer_for(spec), Budget(seconds=0.25, warmup_s=0.05)
-    time.sleep(0.5)
-    burst = measure(
-        _indexed(runs["ours"]), len(sets), clock=clock, budget=Budget(seconds=0.03, warmup_s=0.0, max_samples=5)
-    )
-    solo = measure(_indexed(runs["ours"]), len(sets), clock=clock, budget=budget)
-    times = interleaved(
-        {n: Finalist(_indexed(c), len(sets)) for n, c in runs.items()}, rounds, clock=clock, budget=budget
-    )
-    return result | _numbers(row, times, solo, burst, floor_us(spec, load_arch("sm90"), device) * tokens / spec.tokens)
+def dry_run(rows: Sequence[Row]) -> None:
+    """Rows, goals and entries, without a tensor."""
+    from bench.ours import served_by, shape_of_row
+    from kgen.evaluate import sets_for
+
+    for row in rows:
+        goal = f"{row.goal[1]:g} {row.goal[0]}" if row.goal else "-"
+        reference = f"{row.reference.us:g} µs {row.reference.peer}" if row.reference else "-"
+        by = served_by(shape_of_row(row, STATED), arch="sm90", device_class="h200")
+        print(
+            f"{row.name:42s} sets {sets_for(row.spec, row.tokens):3d}  goal {goal:12s} reference {reference:44s} "
+            f"{by['module']} ({by['source']}) {by['config']}"
+        )
+    print(f"{len(rows)} rows")
 
 
-def _indexed(calls: list[Callable[[], Any]]) -> Callable[[int], Any]:
-    return lambda index: calls[index]()
-
-
-def _numbers(
-    row: Row, times: dict[str, Measurement], solo: Measurement, burst: Measurement, floor: float
-) -> dict[str, Any]:
-    mine = times["ours"]
-    peers = {name: m.median_us for name, m in times.items() if name != "ours"}
-    best = min(peers, key=lambda name: peers[name]) if peers else None
-    tflops = row.spec.flop(row.tokens) / mine.median_us / 1e6
-    found: dict[str, Any] = {
-        "ours_us": round(mine.median_us, 2), "ours_solo_us": round(solo.median_us, 2), "ours_burst_us": round(burst.median_us, 2),
-        "tflops": round(tflops, 1), "tflops_solo": round(row.spec.flop(row.tokens) / solo.median_us / 1e6, 1),
-        "gbps": round(row.spec.gathered_bytes(row.tokens) / mine.median_us / 1e3), "floor_us": round(floor, 2),
-        "best_peer": best, "best_peer_us": round(peers[best], 2) if best else None,
-        "ratio": round(mine.median_us / peers[best], 3) if best else None,
-        "measurements": {name: asdict(m) for name, m in times.items()},
-    }  # fmt: skip
-    if row.goal is not None:
-        kind, number = row.goal
-        met = found["tflops_solo"] >= number if kind == "tflops" else solo.median_us <= number
-        found |= {"goal": f"{'>=' if kind == 'tflops' else '<='} {number} {kind}", "goal_met": met}
-    return found
-
-
-def ceilings() -> dict[str, float]:
-    """What the card does in this run: a bf16 product and a copy, the two rates that bound everything."""
-    from triton.testing import do_bench
-
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    matmul_ms = do_bench(lambda: a @ b, return_mode="median")
-    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    copy_ms = do_bench(lambda: target.copy_(source), return_mode="median")
-    return {
-        "matmul_tflops": round(2 * 8192**3 / matmul_ms / 1e9, 1),
-        "copy_gbps": round(8 * source.numel() / copy_ms / 1e6),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=sorted(SUITES), default="portable")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--flash-mla", help="folder that holds the unpacked package flash_mla")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("bench.run times on a GPU and none is visible here.", file=sys.stderr)
-        return 3
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
     os.environ.setdefault("KGEN_CONFIGS", "configs")
+    rows = select(SUITES[args.suite], args.rows)
+    if args.dry_run:
+        dry_run(rows)
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print(NO_GPU, file=sys.stderr)
+        return 3
+    from bench import precompile
+
+    if args.compile_only:
+        part, parts = map(int, args.compile_only.split("/"))
+        precompile.compile_part(rows, part, parts)
+        return 0
+    began = time.perf_counter()
+    if args.jobs:
+        for sentence in precompile.in_processes(args.jobs, args.suite, args.rows):
+            print(sentence)
+        print(f"compiled ahead by {args.jobs} processes: {time.perf_counter() - began:.0f} s", flush=True)
+    return timed(rows, args, began)
+
+
+def timed(rows: Sequence[Row], args: argparse.Namespace, began: float) -> int:
+    """Run the rows on the GPU; the result file holds what is done so far."""
+    import torch
+
+    from bench.ceilings import measure_ceilings
+    from bench.ours import module_hash, verification
+    from bench.peers import available
+    from bench.row_run import RowRun
+    from kgen.environment import current_environment
+    from kgen.verify_child import subject_of
+
     peers, absent = available(args.flash_mla)
     for sentence in absent:
         print(sentence)
-    environment = asdict(current_environment("sm90", "h200"))
+    environment: dict[str, Any] = asdict(current_environment("sm90", "h200"))
+    environment |= verification(subject_of("generated", environment)) | {"modules": {}}
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    ceilings = measure_ceilings(rows, l2_bytes)
+    print(json.dumps(ceilings), flush=True)
     found: dict[str, Any] = {
-        "environment": environment,
-        "method": __doc__,
-        "absent": absent,
-        "ceilings": ceilings(),
-        "rows": [],
-    }
-    for row in SUITES[args.suite]:
-        try:
-            result = run_row(row, peers, args.rounds)
-        except Exception as error:  # one row's failure is that row's result
-            result = {"row": row.name, "failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        "environment": environment, "method": __doc__, "suite": args.suite, "absent": absent, "ceilings": ceilings,
+        "elapsed_s": 0.0, "rows": [],
+    }  # fmt: skip
+    runner = RowRun(peers, ceilings, l2_bytes, args.rounds, args.seconds)
+    for row in rows:
+        elapsed = time.perf_counter() - began
+        if args.budget is not None and elapsed > args.budget:
+            result = {"row": row.name, "not_run": f"the budget of {args.budget:g} s was spent"}
+        else:
+            try:
+                result = runner.run(row)
+                environment["modules"][result["module"]] = module_hash("sm90", result["module"])
+            except Exception as error:  # one row's failure is that row's result
+                result = {"row": row.name, "failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            torch.cuda.empty_cache()
         found["rows"].append(result)
-        print(line(result), flush=True)
-        torch.cuda.empty_cache()
+        found["elapsed_s"] = round(time.perf_counter() - began, 1)
+        print(f"{found['elapsed_s']:6.1f} s  {line(result)}", flush=True)
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
+            write(args.out, found)
+    print(summary(found))
     return 0
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Whole or not at all: a run may be ended at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(found, indent=1) + "\n")
+    part.replace(path)
 
 
 def line(result: dict[str, Any]) -> str:
     """One readable line of a result row."""
     if "failed" in result:
-        return f"{result['row']:44s} FAILED {result['failed']}"
-    peer = f"peer {result['best_peer_us']:9.1f} ratio {result['ratio']:.2f}" if result["best_peer"] else "no peer"
-    goal = f"  goal {result['goal']} {'met' if result['goal_met'] else 'MISSED'}" if "goal" in result else ""
+        return f"{result['row']:42s} FAILED {result['failed']}"
+    if "not_run" in result:
+        return f"{result['row']:42s} not run: {result['not_run']}"
+    peer = f"peer {result['best_peer_us']:8.1f}" if result["best_peer"] else "no peer"
+    ratio = "" if result["ratio"] is None else f" ratio {result['ratio']:.2f}"
+    goal = ""
+    if "goal" in result:
+        met = {True: f"met by {result.get('met_by') or 'time'}", False: "MISSED", None: "not judged"}
+        goal = f"  goal {result['goal']}: {met[result['goal_met']]}"
     return (
-        f"{result['row']:44s} {result['ours_us']:9.1f} µs {result['tflops']:6.1f} TFLOP/s (solo {result['ours_solo_us']:9.1f}, "
-        f"{result['tflops_solo']:6.1f}; burst {result['ours_burst_us']:9.1f}) {result['gbps']:5d} GB/s "
-        f"err {result['ours_error']:.1e}  {peer}{goal}"
+        f"{result['row']:42s} {result['ours_us']:8.1f} µs {result['tflops']:6.1f} TFLOP/s {result['gbps']:5d} GB/s (solo "
+        f"{result['ours_solo_us']:8.1f}, burst {result['ours_burst_us']:8.1f}) err {result['ours_error']:.1e}  {peer}{ratio}{goal}"
     )
+
+
+def summary(found: dict[str, Any]) -> str:
+    """Counts of goals, by section where rows have them."""
+    rows = found["rows"]
+    judged = [row for row in rows if "goal_met" in row]
+    parts = [
+        f"{len(rows)} rows in {found['elapsed_s']:.0f} s",
+        f"goals met {sum(r['goal_met'] is True for r in judged)}",
+    ]
+    parts.append(f"missed {sum(row['goal_met'] is False for row in judged)}")
+    parts += [f"{word} {n}" for word in ("failed", "not_run") if (n := sum(word in row for row in rows))]
+    return ", ".join(parts)
 
 
 if __name__ == "__main__":
