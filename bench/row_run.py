@@ -46,7 +46,9 @@ class RowRun:
         self.budget = Budget(seconds=seconds, warmup_s=0.04)
         self.burst = Budget(seconds=0.03, warmup_s=0.0, max_samples=5)
         self.pools = Pools(device)
-        self.device = load_arch("sm90").device("h200")
+        device_class = load_arch("sm90").device("h200")
+        assert device_class is not None
+        self.device_class = device_class
 
     def run(self, row: Row) -> dict[str, Any]:
         """One result row: ours and every peer that serves it. What ours raises comes through."""
@@ -132,7 +134,7 @@ class RowRun:
             "ours_us": round(mine, 2), "ours_solo_us": round(solo.median_us, 2), "ours_burst_us": round(bursts["ours"], 2),
             "tflops": round(flop / mine / 1e6, 1), "tflops_solo": round(tflops_solo, 1),
             "gbps": round(keys * row.row_bytes / mine / 1e3), "keys": keys,
-            "floor_us": round(data_sheet_us(row, keys, self.device, self.l2_bytes), 2),
+            "floor_us": round(data_sheet_us(row, keys, self.device_class, self.l2_bytes), 2),
             "ceiling_us": None if ceiling is None else round(ceiling, 2),
         }  # fmt: skip
         found |= judge(row, mine, peers, ceiling, error) | judge_alone(row, solo.median_us, tflops_solo)

@@ -63,9 +63,10 @@ class Row:
 
 
 def _bf16(
-    name: str, d: int, heads: int, topk: int, tokens: int, goal: tuple[str, float] | None = None, **more: bool
+    name: str, d: int, heads: int, topk: int, tokens: int, goal: tuple[str, float] | None = None, features: bool = False
 ) -> Row:
-    return Row(name, KernelSpec("sm90", f"bf16_d{d}", heads, topk, 0, tokens), tokens, goal, **more)
+    spec = KernelSpec("sm90", f"bf16_d{d}", heads, topk, 0, tokens)
+    return Row(name, spec, tokens, goal, lengths=features, sink=features)
 
 
 def _v32(heads: int, tokens: int, goal: tuple[str, float] | None = None) -> Row:
@@ -82,7 +83,7 @@ PORTABLE = (
     _bf16("A bf16 prefill d576 h64 topk2048", 576, 64, 2048, 4096),
     _bf16("A bf16 prefill d576 h16 topk2048", 576, 16, 2048, 4096),
     _bf16("B bf16 prefill d512 h64 topk512", 512, 64, 512, 4096, ("tflops", 225.0)),
-    _bf16("B bf16 prefill d512 h64 topk512 sink+len", 512, 64, 512, 4096, lengths=True, sink=True),
+    _bf16("B bf16 prefill d512 h64 topk512 sink+len", 512, 64, 512, 4096, features=True),
     _bf16("B bf16 prefill d512 h128 topk1024", 512, 128, 1024, 4096),
     _v32(128, 1, ("us", 19.0)),
     _v32(128, 16),
