@@ -1,0 +1,411 @@
+"""`triton.experimental.gluon.language` (and the part of `triton.language` that plain kernels share with it)."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import state
+from . import types as ty
+from .ptx import inline_asm_elementwise
+from .types import DType, ModelError
+from .values import (
+    Scalar,
+    Tensor,
+    Value,
+    as_tensor,
+    as_value,
+    binary,
+    broadcast_shape,
+    dtype_of,
+    expand_together,
+    is_weak,
+    match,
+    shape_of,
+)
+
+__all__ = ["inline_asm_elementwise"]
+
+
+class constexpr:  # noqa: N801
+    """An annotation, and a wrapper of module constants that the model sees through."""
+
+    def __new__(cls, value: Any) -> Any:
+        return value
+
+
+# ---------------------------------------------------------------------------------------------- layouts
+
+
+class Layout:
+    """Where elements live. Inert: the compiler checks layouts, the model only values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    @classmethod
+    def get_default_for(cls, *args: Any, **kwargs: Any) -> Layout:
+        return cls(*args, **kwargs)
+
+
+LAYOUTS = (
+    *("AutoLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout", "DotOperandLayout", "CoalescedLayout"),
+    *(
+        "NVMMADistributedLayout",
+        "NVMMASharedLayout",
+        "SwizzledSharedLayout",
+        "PaddedSharedLayout",
+        "SharedLinearLayout",
+    ),
+)
+
+
+# ---------------------------------------------------------------------------------------------- creation
+
+
+def _device() -> str:
+    return state.machine().device
+
+
+def arange(start: int, end: int, layout: Any = None) -> Tensor:
+    return Tensor(torch.arange(int(start), int(end), dtype=torch.int32, device=_device()), ty.int32)
+
+
+def full(shape: Any, value: Any, dtype: DType, layout: Any = None) -> Tensor:
+    data = as_tensor(value, dtype).data.to(_device())
+    return Tensor(data.expand(shape_of(shape)), dtype)
+
+
+def zeros(shape: Any, dtype: DType, layout: Any = None) -> Tensor:
+    return full(shape, 0, dtype)
+
+
+def zeros_like(x: Tensor, **_: Any) -> Tensor:
+    return zeros(x.shape, x.dtype)
+
+
+def full_like(x: Tensor, value: Any, **_: Any) -> Tensor:
+    return full(x.shape, value, x.dtype)
+
+
+def to_tensor(value: Any) -> Any:
+    value = as_value(value)
+    if not is_weak(value):
+        return value
+    dtype = dtype_of(value)
+    return Scalar(int(value), dtype) if dtype.integral and not isinstance(value, Tensor) else as_tensor(value)
+
+
+# ---------------------------------------------------------------------------------------------- shape
+
+
+def reshape(x: Tensor, *shape: Any) -> Tensor:
+    return x.reshape(*shape)
+
+
+def permute(x: Tensor, *dims: Any) -> Tensor:
+    return x.permute(*dims)
+
+
+def expand_dims(x: Tensor, axis: Any) -> Tensor:
+    return x.expand_dims(int(axis))
+
+
+def broadcast(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    x, y = as_tensor(a), as_tensor(b)
+    shape = broadcast_shape(x.data.shape, y.data.shape)
+    return Tensor(x.data.expand(shape), x.dtype), Tensor(y.data.expand(shape), y.dtype)
+
+
+def join(a: Tensor, b: Tensor) -> Tensor:
+    dtype = ty.promote(a.dtype, False, b.dtype, False)
+    x, y = expand_together(*match(a, b, dtype))
+    return Tensor(torch.stack((x, y), dim=-1), dtype)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.shape[-1] != 2:
+        raise ModelError(f"{state.where()} splits a block of shape {list(x.shape)}, whose last dimension is not 2.")
+    return Tensor(x.data[..., 0], x.dtype), Tensor(x.data[..., 1], x.dtype)
+
+
+def convert_layout(x: Any, layout: Any, assert_trivial: bool = False) -> Any:
+    return as_value(x)
+
+
+set_auto_layout = convert_layout
+
+
+def ravel(x: Tensor, **_: Any) -> Tensor:
+    return x.reshape([math.prod(x.shape)])
+
+
+# ---------------------------------------------------------------------------------------------- elementwise
+
+
+def cast(x: Any, dtype: DType, bitcast: bool = False) -> Any:
+    return to_tensor(x).to(dtype, bitcast=bitcast)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    x, y, condition = as_value(x), as_value(y), as_value(condition)
+    plain = not any(isinstance(v, (Tensor, float)) for v in (x, y))
+    if dtype_of(x).is_ptr() and dtype_of(x) == dtype_of(y):
+        dtype = dtype_of(x)
+    else:
+        dtype = ty.promote(dtype_of(x), is_weak(x), dtype_of(y), is_weak(y))
+    if not isinstance(condition, Tensor) and plain:
+        return Scalar(int(x) if condition else int(y), dtype)
+    a, b = match(x, y, dtype)
+    keep = as_tensor(condition, ty.int1).data
+    if keep.is_meta or a.is_meta:
+        keep, a, b = keep.to("meta"), a.to("meta"), b.to("meta")
+    return Tensor(torch.where(keep, a, b), dtype)
+
+
+def _extreme(name: str, a: Any, b: Any) -> Any:
+    a, b = as_value(a), as_value(b)
+    dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b))
+    if not any(isinstance(v, (Tensor, float)) for v in (a, b)):
+        pick = builtins.max if name == "fmax" else builtins.min
+        return Scalar(pick(int(a), int(b)), dtype)
+    x, y = match(a, b, dtype)
+    return Tensor(torch.fmax(x, y) if name == "fmax" else torch.fmin(x, y), dtype)
+
+
+def maximum(a: Any, b: Any, propagate_nan: Any = None) -> Any:
+    """A NaN loses against a number, as in PTX."""
+    return _extreme("fmax", a, b)
+
+
+def minimum(a: Any, b: Any, propagate_nan: Any = None) -> Any:
+    return _extreme("fmin", a, b)
+
+
+def fma(a: Any, b: Any, c: Any) -> Tensor:
+    dtype = ty.promote(dtype_of(as_value(a)), is_weak(a), dtype_of(as_value(b)), is_weak(b))
+    x, y = match(a, b, dtype)
+    z = as_tensor(c, dtype).data
+    if dtype != ty.float32:
+        raise ModelError(f"{state.where()} takes fma of {dtype}; only float32 is modelled.")
+    return Tensor((x.double() * y.double() + z.double()).float(), dtype)
+
+
+def _unary(function: Any, x: Any) -> Tensor:
+    block = as_tensor(x)
+    if not block.dtype.is_floating():
+        raise ModelError(f"{state.where()} takes a floating function of {block.dtype}.")
+    return Tensor(function(block.data), block.dtype)
+
+
+def exp2(x: Any) -> Tensor:
+    return _unary(torch.exp2, x)
+
+
+def exp(x: Any) -> Tensor:
+    return _unary(torch.exp, x)
+
+
+def log2(x: Any) -> Tensor:
+    return _unary(torch.log2, x)
+
+
+def log(x: Any) -> Tensor:
+    return _unary(torch.log, x)
+
+
+def sqrt(x: Any) -> Tensor:
+    return _unary(torch.sqrt, x)
+
+
+def rsqrt(x: Any) -> Tensor:
+    return _unary(torch.rsqrt, x)
+
+
+def floor(x: Any) -> Tensor:
+    return _unary(torch.floor, x)
+
+
+def ceil(x: Any) -> Tensor:
+    return _unary(torch.ceil, x)
+
+
+def abs(x: Any) -> Any:  # noqa: A001
+    value = as_value(x)
+    if isinstance(value, Tensor):
+        return Tensor(torch.abs(value.data), value.dtype)
+    return Scalar(builtins.abs(int(value)), dtype_of(value))
+
+
+def fdiv(a: Any, b: Any, ieee_rounding: bool = False) -> Any:
+    return binary("truediv", a, b)
+
+
+div_rn = fdiv
+
+
+def add(a: Any, b: Any, **_: Any) -> Any:
+    return binary("add", a, b)
+
+
+def sub(a: Any, b: Any, **_: Any) -> Any:
+    return binary("sub", a, b)
+
+
+def mul(a: Any, b: Any, **_: Any) -> Any:
+    return binary("mul", a, b)
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    if type(a) is int and type(b) is int:
+        return -(-a // b)
+    return binary("floordiv", binary("sub", binary("add", a, b), 1), b)
+
+
+# ---------------------------------------------------------------------------------------------- reductions
+
+
+def max(x: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Any:  # noqa: A001
+    return _reduce_extreme(x, axis, keep_dims, "amax", float("-inf"))
+
+
+def min(x: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Any:  # noqa: A001
+    return _reduce_extreme(x, axis, keep_dims, "amin", float("inf"))
+
+
+def _reduce_extreme(x: Tensor, axis: Any, keep_dims: bool, name: str, worst: float) -> Any:
+    data = x.data
+    dims = list(builtins.range(data.dim())) if axis is None else [int(axis)]
+    if not x.dtype.is_floating():
+        return _reduced(getattr(data, name)(dim=dims, keepdim=keep_dims), x.dtype)
+    nan = data.isnan()
+    best = getattr(data.masked_fill(nan, worst), name)(dim=dims, keepdim=keep_dims)
+    for dim in sorted(dims, reverse=True):
+        nan = nan.all(dim=dim, keepdim=keep_dims)
+    return _reduced(best.masked_fill(nan, float("nan")), x.dtype)
+
+
+def sum(x: Tensor, axis: Any = None, keep_dims: bool = False, dtype: DType | None = None) -> Any:  # noqa: A001
+    kind = dtype or (x.dtype if x.dtype.is_floating() or x.dtype.bits >= 32 else ty.int32)
+    dims = list(builtins.range(x.data.dim())) if axis is None else [int(axis)]
+    return _reduced(ty.cut(x.to(kind).data.sum(dim=dims, keepdim=keep_dims).to(kind.carrier), kind), kind)
+
+
+def _reduced(data: torch.Tensor, dtype: DType) -> Any:
+    """An integer that is left alone is a scalar, on which control flow may depend."""
+    if data.dim() == 0 and dtype.integral and not data.is_meta:
+        return Scalar(int(data), dtype)
+    return Tensor(data, dtype)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+def load(pointer: Any, mask: Any = None, other: Any = None, **_: Any) -> Any:
+    pointer = as_value(pointer)
+    dtype = dtype_of(pointer)
+    if not dtype.is_ptr():
+        raise ModelError(f"{state.where()} loads through {dtype}, which is no pointer.")
+    element = dtype.element_ty
+    address = as_tensor(pointer).data
+    keep = None if mask is None else as_tensor(mask, ty.int1).data
+    fill = None if other is None else as_tensor(other, element)
+    if keep is not None and address.dim() == 0 and keep.dim() != 0:
+        raise ModelError(f"{state.where()} masks a scalar load with a block.")
+    if address.is_meta:
+        return Tensor(torch.empty(address.shape, dtype=element.carrier, device="meta"), element)
+    if keep is not None and keep.is_meta:
+        raise ModelError(f"{state.where()} masks a load of real addresses with values that a trace does not have.")
+    if fill is not None and fill.data.is_meta:
+        raise ModelError(f"{state.where()} fills a load with values that a trace does not have.")
+    return _reduced(state.machine().memory.load(address, element, keep, fill), element)
+
+
+def store(pointer: Any, value: Any, mask: Any = None, **_: Any) -> None:
+    pointer = as_value(pointer)
+    dtype = dtype_of(pointer)
+    if not dtype.is_ptr():
+        raise ModelError(f"{state.where()} stores through {dtype}, which is no pointer.")
+    address = as_tensor(pointer).data
+    block = as_tensor(value, dtype.element_ty).data
+    keep = None if mask is None else as_tensor(mask, ty.int1).data
+    if state.machine().device == "meta":  # a trace changes nothing
+        return
+    if address.dim() == 0 and block.dim():
+        raise ModelError(f"{state.where()} stores a block through one pointer.")
+    state.machine().memory.store(address, block, dtype.element_ty, keep)
+
+
+# ---------------------------------------------------------------------------------------------- control
+
+
+def static_range(*bounds: Any) -> Iterator[int]:
+    return iter(builtins.range(*(int(b) for b in bounds)))
+
+
+def dynamic_range(*bounds: Any, **_: Any) -> Iterator[Scalar]:
+    """`range` of a kernel: the loop variable is a run-time integer."""
+    dtype = ty.int32
+    for bound in bounds:
+        if dtype_of(as_value(bound)).bits > dtype.bits:
+            dtype = dtype_of(as_value(bound))
+    return (Scalar(i, dtype) for i in builtins.range(*(int(b) for b in bounds)))
+
+
+def program_id(axis: int) -> Scalar:
+    return Scalar(state.machine().program[int(axis)], ty.int32)
+
+
+def num_programs(axis: int) -> Scalar:
+    return Scalar(state.machine().grid[int(axis)], ty.int32)
+
+
+def num_warps() -> int:
+    return state.machine().partition.warps
+
+
+def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_regs: Any = None) -> Any:
+    return state.machine().specialize(functions_and_args, worker_num_warps)
+
+
+def thread_barrier() -> None:
+    """Threads of a partition run in step here."""
+
+
+barrier = thread_barrier
+
+
+def static_assert(condition: Any, message: str = "") -> None:
+    if not condition:
+        raise ModelError(f"static_assert failed: {message}")
+
+
+def device_assert(condition: Any, message: str = "", mask: Any = None) -> None:
+    value: Value = as_value(condition)
+    if isinstance(value, Tensor) and not value.data.is_meta and not bool(value.data.all()):
+        raise ModelError(f"device_assert failed: {message}")
+
+
+def static_print(*_: Any, **__: Any) -> None:
+    pass
+
+
+device_print = static_print
+
+
+def hint(x: Any, *_: Any) -> Any:
+    """multiple_of, max_contiguous and max_constancy: promises to the compiler."""
+    return x
+
+
+multiple_of = max_contiguous = max_constancy = hint
+
+
+def assume(condition: Any) -> None:
+    if not condition:
+        raise ModelError(f"{state.where()} assumes what is not so.")

@@ -1,0 +1,158 @@
+"""What a kernel runs on. `Machine` is the interface; `simulator.Simulator` computes, `tracer.Tracer` only records.
+
+The calls that matter for a protocol all come through here: barrier operations, accesses to shared memory, and the three
+things that go on in the background: cp.async copies, wgmma and bulk stores.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import state
+from .memory import Allocation, GlobalMemory, Shared
+from .types import ModelError
+
+
+@dataclass(eq=False)
+class Barrier:
+    """An mbarrier: a phase completes when `count` arrivals have come, and the next begins at once."""
+
+    name: str
+    count: int
+    pending: int
+    completed: int = 0
+
+    def arrive(self, count: int) -> None:
+        self.pending -= count
+        if self.pending < 0:
+            raise ModelError(
+                f"{state.where()} arrives at {self.name} with {count} where only {self.pending + count} of "
+                f"{self.count} arrivals are missing in this phase."
+            )
+        if self.pending == 0:
+            self.completed += 1
+            self.pending = self.count
+
+    def passed(self, parity: int) -> bool:
+        """Whether a wait for the phase of this parity returns: the phase that runs now has the other parity."""
+        return (self.completed & 1) != parity
+
+
+@dataclass(eq=False)
+class Partition:
+    """One group of warps of a `warp_specialize`."""
+
+    name: str
+    warps: int
+    in_flight: list[Any] = field(default_factory=list)  # wgmma, oldest first
+    copies: list[Any] = field(default_factory=list)  # cp.async that no arrive or group covers yet
+    groups: list[list[Any]] = field(default_factory=list)  # committed cp.async groups
+    bulk: list[Any] = field(default_factory=list)  # bulk stores
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+class Machine(ABC):
+    device = "cpu"
+
+    def __init__(
+        self, memory: GlobalMemory, grid: tuple[int, ...], program: tuple[int, ...], warps: int, seed: int
+    ) -> None:
+        self.memory = memory
+        self.grid = grid
+        self.program = program
+        self.rng = random.Random(f"{seed} {program}")
+        self.allocations: list[Allocation] = []
+        self.barriers: dict[tuple[int, int], Barrier] = {}
+        self.main = Partition("the kernel", warps)
+
+    @property
+    def partition(self) -> Partition:
+        return state.partition() or self.main
+
+    def barrier(self, shared: Shared) -> Barrier:
+        key = (id(shared.allocation), int(shared.data.storage_offset()))
+        found = self.barriers.get(key)
+        if found is None:
+            raise ModelError(f"{state.where()} uses the barrier {shared}, which was never initialised.")
+        return found
+
+    def init_barrier(self, shared: Shared, count: int) -> None:
+        if shared.numel != 1:
+            raise ModelError(f"{state.where()} initialises {shared}, which is not one barrier; take index(i) of it.")
+        at = int(shared.data.storage_offset())
+        allocation = shared.allocation
+        several = allocation.bytes.numel() > 8
+        name = f"{allocation.name}[{at}]" if several else allocation.name
+        self.barriers[(id(allocation), at)] = Barrier(name, count, count)
+
+    def rename_barriers(self, allocation: Allocation) -> None:
+        """The allocation got its name after its barriers were made."""
+        several = allocation.bytes.numel() > 8
+        for (owner, at), barrier in self.barriers.items():
+            if owner == id(allocation):
+                barrier.name = f"{allocation.name}[{at}]" if several else allocation.name
+
+    @abstractmethod
+    def wait(self, barrier: Barrier, parity: int) -> None: ...
+
+    @abstractmethod
+    def arrive(self, barrier: Barrier, count: int) -> None: ...
+
+    @abstractmethod
+    def read(self, shared: Shared) -> None:
+        """A plain load: instantaneous."""
+
+    @abstractmethod
+    def write(self, shared: Shared) -> None:
+        """A plain store: instantaneous."""
+
+    @abstractmethod
+    def copy(self, target: Shared, finish: Callable[[], None]) -> None:
+        """cp.async: `finish` writes the target, at any time from now until an arrive or a wait covers it."""
+
+    @abstractmethod
+    def copy_arrive(self, barrier: Barrier, increment: bool) -> None:
+        """Every thread of the partition arrives once its copies so far are complete."""
+
+    @abstractmethod
+    def commit_copies(self) -> None: ...
+
+    @abstractmethod
+    def wait_copies(self, outstanding: int) -> None: ...
+
+    @abstractmethod
+    def issue(self, operation: Any) -> None:
+        """A wgmma: has `run()`, `done` and the shared operands `sources`, which are read until it is retired."""
+
+    @abstractmethod
+    def retire(self, outstanding: int) -> None: ...
+
+    @abstractmethod
+    def bulk_store(self, source: Shared, finish: Callable[[], None]) -> None: ...
+
+    @abstractmethod
+    def wait_bulk(self, outstanding: int) -> None: ...
+
+    @abstractmethod
+    def specialize(
+        self, functions: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], warps: Sequence[int]
+    ) -> Any: ...
+
+    def partitions_of(
+        self, functions: Sequence[tuple[Callable[..., Any], Any]], warps: Sequence[int]
+    ) -> list[Partition]:
+        names = [function.__name__ for function, _ in functions]
+        if len(names) != len(warps) + 1:
+            raise ModelError(f"warp_specialize got {len(names)} partitions and warp counts for {len(warps)} workers.")
+        made = []
+        for i, name in enumerate(names):
+            shown = f"{name}#{names[:i].count(name)}" if names.count(name) > 1 else name
+            made.append(Partition(shown, self.main.warps if i == 0 else int(warps[i - 1])))
+        return made

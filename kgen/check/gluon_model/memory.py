@@ -1,0 +1,227 @@
+"""Global memory as an address space over the arguments' storages, and shared memory as byte buffers with views.
+
+Every storage that is an argument gets its own 2^40 bytes of address space, so that a pointer is one number whatever is done
+to it, and an access outside every argument is a sentence instead of a stray read. Shared memory starts as 0xFF bytes (NaN),
+so that what is read before it is written shows. The bytes of a shared tile are modelled in row-major order: swizzles are a
+matter of the compiler, and `_reinterpret` keeps rows as rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import state
+from . import types as ty
+from .types import DType, ModelError
+from .values import Scalar, Tensor, as_tensor, expand_together, shape_of
+
+_SPACE = 40
+_POISON = 0xFF
+
+
+class GlobalMemory:
+    """The storages of the arguments; loads and stores by address."""
+
+    def __init__(self) -> None:
+        self._bytes: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._known: dict[int, int] = {}
+
+    def pointer(self, tensor: torch.Tensor, name: str) -> Scalar:
+        """The address of a tensor's first element, as a pointer to its element type."""
+        storage = tensor.untyped_storage()
+        slot = self._known.get(storage.data_ptr())
+        if slot is None or storage.nbytes() == 0:
+            slot = len(self._bytes)
+            self._known[storage.data_ptr()] = slot
+            self._bytes.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            self._names.append(name)
+        dtype = ty.of_torch(tensor.dtype)
+        address = ((slot + 1) << _SPACE) + int(tensor.storage_offset()) * dtype.itemsize
+        return Scalar(address, ty.pointer_type(dtype))
+
+    def _locate(self, addresses: torch.Tensor, size: int, verb: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the storage that all addresses lie in, element numbers in it)."""
+        low, high = int(addresses.min()), int(addresses.max())
+        slot = (low >> _SPACE) - 1
+        if not 0 <= slot < len(self._bytes):
+            raise ModelError(f"{state.where()} {verb} address {low:#x}, which belongs to no argument.")
+        base = (slot + 1) << _SPACE
+        memory, name = self._bytes[slot], self._names[slot]
+        if high + size > base + memory.numel():
+            byte = high - base
+            raise ModelError(
+                f"{state.where()} {verb} bytes {byte} to {byte + size - 1} from the start of the storage of "
+                f"{name}, which has {memory.numel()} bytes."
+            )
+        offsets = addresses - base
+        if size > 1 and bool((offsets % size).any()):
+            raise ModelError(f"{state.where()} {verb} an address of {name} that is not a multiple of {size} bytes.")
+        return memory[: memory.numel() // size * size], offsets // size
+
+    def load(
+        self, address: torch.Tensor, dtype: DType, mask: torch.Tensor | None, other: Tensor | None
+    ) -> torch.Tensor:
+        """Carrier data. A masked-out element reads nothing; without `other` it is poison."""
+        keep = torch.ones((), dtype=torch.bool) if mask is None else mask
+        address, keep = expand_together(address, keep)
+        stored = torch.full((keep.numel() * dtype.itemsize,), _POISON, dtype=torch.uint8)
+        stored = stored.view(dtype.storage).reshape(keep.shape)
+        if other is not None:
+            stored = ty.to_storage(other.data, dtype).expand(keep.shape).clone()
+        wanted = address[keep]
+        if wanted.numel():
+            memory, index = self._locate(wanted, dtype.itemsize, "reads")
+            stored[keep] = memory.view(dtype.storage)[index]
+        return ty.from_storage(stored, dtype)
+
+    def store(self, address: torch.Tensor, value: torch.Tensor, dtype: DType, mask: torch.Tensor | None) -> None:
+        keep = torch.ones((), dtype=torch.bool) if mask is None else mask
+        address, keep, value = expand_together(address, keep, value)
+        wanted = address[keep]
+        if wanted.numel():
+            memory, index = self._locate(wanted, dtype.itemsize, "writes")
+            memory.view(dtype.storage)[index] = ty.to_storage(value[keep], dtype)
+
+
+# ---------------------------------------------------------------------------------------------- shared memory
+
+
+@dataclass(eq=False)
+class Allocation:
+    """One `gl.allocate_shared_memory`. `name` is the variable that the kernel's text gave it."""
+
+    bytes: torch.Tensor
+    name: str = "shared"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bytes of an allocation: offset, shape and strides of a view, in elements of `itemsize` bytes."""
+
+    allocation: Allocation = field(compare=True)
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def covered(self) -> torch.Tensor:
+        """bool [bytes of the allocation]: which bytes belong to the region."""
+        marks = torch.zeros(self.allocation.bytes.numel(), dtype=torch.bool)
+        wide = marks.view(-1, self.itemsize)
+        starts = torch.tensor(self.offset)
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            starts = starts[..., None] + torch.arange(size) * stride
+        wide[starts.flatten()] = True
+        return marks
+
+
+class Shared:
+    """A shared-memory descriptor: a view of an allocation."""
+
+    def __init__(self, allocation: Allocation, data: torch.Tensor, dtype: DType, layout: Any) -> None:
+        self.allocation = allocation
+        self.data = data  # of the storage type, a view of the allocation's bytes
+        self.dtype = dtype
+        self.layout = layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def rank(self) -> int:
+        return self.data.dim()
+
+    @property
+    def numel(self) -> int:
+        return self.data.numel()
+
+    @property
+    def type(self) -> Shared:
+        return self
+
+    @property
+    def element_ty(self) -> DType:
+        return self.dtype
+
+    def refuse_as_operand(self) -> str:
+        return f"{state.where()} uses the shared-memory descriptor {self} in arithmetic; load it first."
+
+    def __repr__(self) -> str:
+        return f"{self.allocation.name}{list(self.shape)}"
+
+    @property
+    def region(self) -> Region:
+        size = self.dtype.itemsize
+        return Region(self.allocation, int(self.data.storage_offset()), self.shape, self.data.stride(), size)
+
+    def _view(self, data: torch.Tensor) -> Shared:
+        return Shared(self.allocation, data, self.dtype, self.layout)
+
+    def index(self, index: int) -> Shared:
+        if not 0 <= int(index) < self.shape[0]:
+            raise ModelError(f"{state.where()} takes stage {int(index)} of {self}.")
+        return self._view(self.data[int(index)])
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        if int(start) + int(length) > self.shape[int(dim)] or int(start) < 0:
+            raise ModelError(f"{state.where()} slices {int(start)} + {int(length)} of dimension {dim} of {self}.")
+        return self._view(self.data.narrow(int(dim), int(start), int(length)))
+
+    def permute(self, order: Any) -> Shared:
+        return self._view(self.data.permute(shape_of(order)))
+
+    def reshape(self, shape: Any) -> Shared:
+        return self._view(self.data.view(shape_of(shape)))
+
+    def _reinterpret(self, dtype: DType, shape: Any, layout: Any) -> Shared:
+        sizes = shape_of(shape)
+        length = math.prod(sizes) * dtype.itemsize
+        if not self.data.is_contiguous() or length > self.numel * self.dtype.itemsize:
+            raise ModelError(
+                f"{state.where()} reinterprets {self} as {dtype}{sizes}, which has more bytes or other rows."
+            )
+        start = self.data.storage_offset() * self.dtype.itemsize
+        raw = self.allocation.bytes[start : start + length]
+        return Shared(self.allocation, raw.view(dtype.storage).view(sizes), dtype, layout)
+
+    def _keep_alive(self) -> None:
+        pass
+
+    def value(self) -> torch.Tensor:
+        """Carrier data as it is now; no event."""
+        return ty.from_storage(self.data.clone(), self.dtype)
+
+    def load(self, layout: Any = None) -> Tensor:
+        state.machine().read(self)
+        return Tensor(self.value(), self.dtype)
+
+    def store(self, value: Any) -> None:
+        state.machine().write(self)
+        block = as_tensor(value)
+        if block.shape != self.shape:
+            raise ModelError(f"{state.where()} stores a block {list(block.shape)} to {self}.")
+        if block.dtype != self.dtype:
+            raise ModelError(f"{state.where()} stores {block.dtype} to {self}, which holds {self.dtype}.")
+        self.put(block.data)
+
+    def put(self, data: torch.Tensor) -> None:
+        if not self.data.is_meta:
+            self.data.copy_(ty.to_storage(data, self.dtype))
+
+
+def allocate_shared_memory(element_ty: DType, shape: Any, layout: Any, value: Any = None) -> Shared:
+    sizes = shape_of(shape)
+    count = math.prod(sizes) * element_ty.itemsize
+    raw = torch.full((count,), _POISON, dtype=torch.uint8, device=state.machine().device)
+    allocation = Allocation(raw, f"shared{len(state.machine().allocations)}")
+    state.machine().allocations.append(allocation)
+    shared = Shared(allocation, raw.view(element_ty.storage).view(sizes), element_ty, layout)
+    if value is not None:
+        shared.store(value)
+    return shared

@@ -1,0 +1,140 @@
+"""Runs each partition alone, without values, and writes down what it does to barriers and to shared memory.
+
+Tensors lie on torch's meta device; ints are real, and so are loads through scalar pointers (lengths), so that control flow
+is that of a real run. An event carries its site, the line of the kernel's text that made it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import state
+from .machine import Barrier, Machine
+from .memory import Region, Shared
+
+KERNEL_FILE = "<kernel>"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of a partition.
+
+    wait (barrier, number: parity), arrive (barrier, number: count), fire (barrier, number: count; happens in the background,
+    after the copies that were begun before), read and write (region; from `begin` to `end`, or for copies from `begin` to the
+    next fire). number of begin and end is that of the access.
+    """
+
+    kind: str  # "wait", "arrive", "fire", "begin", "end", "copy", "copied"
+    site: int
+    barrier: Barrier | None = None
+    number: int = 0
+    region: Region | None = None
+    writes: bool = False
+
+
+@dataclass
+class Trace:
+    """The events of one partition, in order."""
+
+    name: str
+    events: list[Event] = field(default_factory=list)
+
+
+def _site() -> int:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename != KERNEL_FILE:
+        frame = frame.f_back
+    return frame.f_lineno
+
+
+class Tracer(Machine):
+    device = "meta"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.traces: list[Trace] = []
+        self._accesses = 0
+        self._trace = Trace("the kernel")
+
+    def _add(self, kind: str, **fields: Any) -> None:
+        self._trace.events.append(Event(kind, _site(), **fields))
+
+    def _begin(self, shared: Shared, writes: bool) -> int:
+        self._accesses += 1
+        self._add("begin", number=self._accesses, region=shared.region, writes=writes)
+        return self._accesses
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._add("end", number=number)
+
+    def wait(self, barrier: Barrier, parity: int) -> None:
+        self._add("wait", barrier=barrier, number=parity)
+
+    def arrive(self, barrier: Barrier, count: int) -> None:
+        self._add("arrive", barrier=barrier, number=count)
+
+    def read(self, shared: Shared) -> None:
+        self._end([self._begin(shared, False)])
+
+    def write(self, shared: Shared) -> None:
+        self._end([self._begin(shared, True)])
+
+    def copy(self, target: Shared, finish: Callable[[], None]) -> None:
+        self._accesses += 1
+        self._add("copy", number=self._accesses, region=target.region, writes=True)
+        self.partition.copies.append(self._accesses)
+
+    def copy_arrive(self, barrier: Barrier, increment: bool) -> None:
+        # what the increment adds to the count is taken back by the arrive, so that neither moves the phase
+        self.partition.copies.clear()
+        self._add("fire", barrier=barrier, number=0 if increment else self.partition.threads)
+
+    def commit_copies(self) -> None:
+        self.partition.groups.append(self.partition.copies)
+        self.partition.copies = []
+
+    def wait_copies(self, outstanding: int) -> None:
+        while len(self.partition.groups) > outstanding:
+            for number in self.partition.groups.pop(0):
+                self._add("copied", number=number)
+
+    def issue(self, operation: Any) -> None:
+        operation.run()
+        operation.accesses = [self._begin(source, False) for source in operation.sources]
+        self.partition.in_flight.append(operation)
+
+    def retire(self, outstanding: int) -> None:
+        while len(self.partition.in_flight) > outstanding:
+            operation = self.partition.in_flight.pop(0)
+            operation.done = True
+            self._end(operation.accesses)
+
+    def bulk_store(self, source: Shared, finish: Callable[[], None]) -> None:
+        self.partition.bulk.append(self._begin(source, False))
+
+    def wait_bulk(self, outstanding: int) -> None:
+        while len(self.partition.bulk) > outstanding:
+            self._end([self.partition.bulk.pop(0)])
+
+    def specialize(self, functions: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], warps: Sequence[int]) -> Any:
+        result: Any = None
+        before = self._trace
+        for i, (partition, (function, arguments)) in enumerate(
+            zip(self.partitions_of(functions, warps), functions, strict=True)
+        ):
+            self._trace = Trace(partition.name)
+            self.traces.append(self._trace)
+            state.set_partition(partition)
+            try:
+                returned = function(*arguments)
+                self.retire(0)
+                self.wait_bulk(0)
+            finally:
+                state.set_partition(None)
+            result = returned if i == 0 else result
+        self._trace = before
+        return result

@@ -1,0 +1,306 @@
+"""Run-time values: `Scalar` (an int of a fixed width, on which control flow may depend) and `Tensor`.
+
+Both follow Triton's arithmetic: promotion, two's complement wrap, division that truncates. A `Scalar` is an `int`, so it
+can stand wherever the kernel's Python text wants one. A floating scalar is a `Tensor` without dimensions. Tensors may lie
+on torch's meta device; then they have a shape and no values (tracing).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import torch
+
+from . import types as ty
+from .types import DType, ModelError
+
+Value = Union["Tensor", "Scalar", int, float, bool]
+
+
+class Scalar(int):
+    """An integer (or a pointer: an address) that a machine would hold in a register."""
+
+    dtype: DType
+
+    def __new__(cls, value: int, dtype: DType = ty.int32) -> Scalar:
+        self = super().__new__(cls, ty.wrap_int(int(value), dtype))
+        self.dtype = dtype
+        return self
+
+    shape: tuple[int, ...] = ()
+
+    @property
+    def type(self) -> DType:
+        return self.dtype
+
+    def to(self, dtype: DType, bitcast: bool = False, **_: Any) -> Scalar | Tensor:
+        if dtype.is_floating():
+            return as_tensor(self).to(dtype, bitcast=bitcast)
+        return Scalar(self, dtype)
+
+    def __hash__(self) -> int:
+        return int(self)
+
+    def __invert__(self) -> Scalar:
+        return Scalar(not int(self) if self.dtype.kind == "bool" else ~int(self), self.dtype)
+
+    def __neg__(self) -> Scalar:
+        return Scalar(-int(self), self.dtype)
+
+    def __repr__(self) -> str:
+        return str(int(self))  # module text may be made of numbers
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec)
+
+
+class Tensor:
+    """A block of values of one type."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, data: torch.Tensor, dtype: DType) -> None:
+        assert data.dtype == dtype.carrier, (data.dtype, dtype)
+        self.data = data
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def type(self) -> Tensor:
+        return self
+
+    @property
+    def scalar(self) -> DType:
+        return self.dtype
+
+    @property
+    def element_ty(self) -> DType:
+        return self.dtype
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        return Tensor(self.data.transpose(-1, -2), self.dtype)
+
+    def to(self, dtype: DType, fp_downcast_rounding: str | None = None, bitcast: bool = False) -> Tensor:
+        if fp_downcast_rounding not in (None, "rtne"):
+            raise ModelError(f"The rounding {fp_downcast_rounding!r} is not modelled; only to nearest even is.")
+        change = ty.bitcast if bitcast else ty.convert
+        return Tensor(change(self.data, self.dtype, dtype), dtype)
+
+    cast = to
+
+    def reshape(self, *shape: Any) -> Tensor:
+        sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
+        return Tensor(self.data.reshape(sizes), self.dtype)
+
+    def permute(self, *dims: Any) -> Tensor:
+        order = dims[0] if len(dims) == 1 else dims
+        return Tensor(self.data.permute([int(d) for d in order]), self.dtype)
+
+    trans = permute
+
+    def expand_dims(self, axis: int) -> Tensor:
+        return Tensor(self.data.unsqueeze(axis), self.dtype)
+
+    def broadcast_to(self, *shape: Any) -> Tensor:
+        sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
+        return Tensor(self.data.expand(sizes), self.dtype)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(k is None or k == slice(None) for k in keys):
+            raise ModelError(f"A tensor is indexed with {key!r}; only None and : are possible.")
+        data: torch.Tensor = self.data[keys]
+        return Tensor(data, self.dtype)
+
+    def __bool__(self) -> bool:
+        if self.data.is_meta:
+            raise ModelError("Control flow depends on tensor data, which a trace does not have.")
+        if self.data.dim():
+            raise ModelError(f"A tensor of shape {self.shape} is used as a condition.")
+        return bool(self.data)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}, {list(self.shape)})"
+
+    def __neg__(self) -> Tensor:
+        return Tensor(ty.cut(-self.data, self.dtype), self.dtype)
+
+    def __invert__(self) -> Tensor:
+        return Tensor(ty.cut(~self.data, self.dtype), self.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- conversions
+
+
+def as_value(value: Any) -> Value:
+    """What an operation takes; refuses what it cannot (an accumulator in flight, a descriptor)."""
+    if isinstance(value, (Tensor, int, float)):
+        return value
+    refuse = getattr(value, "refuse_as_operand", None)
+    raise ModelError(refuse() if refuse else f"{type(value).__name__} cannot be an operand of arithmetic.")
+
+
+def dtype_of(value: Value) -> DType:
+    return value.dtype if isinstance(value, (Tensor, Scalar)) else ty.weak_type(value)
+
+
+def is_weak(value: Value) -> bool:
+    return not isinstance(value, (Tensor, Scalar))
+
+
+def as_tensor(value: Any, dtype: DType | None = None, device: str | torch.device = "cpu") -> Tensor:
+    """Any value as a tensor, converted to `dtype` if that is given."""
+    value = as_value(value)
+    if not isinstance(value, Tensor):
+        own = dtype if dtype is not None and is_weak(value) else dtype_of(value)
+        number = float(value) if own.is_floating() else int(value)
+        if own.bits == 8 and own.is_floating():
+            raise ModelError("Constants of 8-bit floating types are not modelled.")
+        value = Tensor(ty.cut(torch.tensor(number, dtype=own.carrier, device=device), own), own)
+    return value if dtype is None or value.dtype == dtype else Tensor(ty.convert(value.data, value.dtype, dtype), dtype)
+
+
+def match(a: Value, b: Value, dtype: DType) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operands as torch tensors of one type, broadcast against each other by torch."""
+    x, y = as_tensor(a, dtype), as_tensor(b, dtype)
+    if x.data.dim() and y.data.dim() and x.data.dim() != y.data.dim():
+        raise ModelError(
+            f"Operands of shapes {x.shape} and {y.shape} have different ranks; Gluon does not broadcast those."
+        )
+    if x.data.is_meta != y.data.is_meta:
+        return x.data.to("meta"), y.data.to("meta")
+    return x.data, y.data
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic
+
+
+def _c_div(a: int, b: int) -> int:
+    if b == 0:
+        raise ModelError("Integer division by zero.")
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _c_mod(a: int, b: int) -> int:
+    return a - b * _c_div(a, b)
+
+
+_INTS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift, "floordiv": _c_div, "mod": _c_mod,
+}  # fmt: skip
+
+_TORCH: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
+    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.fmod,
+}  # fmt: skip
+
+_COMPARE: dict[str, Any] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
+
+
+def _number(value: Value) -> int:
+    assert isinstance(value, int)
+    return int(value)
+
+
+def _plain(value: Value) -> bool:
+    return not isinstance(value, (Tensor, float))
+
+
+def binary(name: str, a: Any, b: Any) -> Any:
+    a, b = as_value(a), as_value(b)
+    if dtype_of(a).is_ptr() or dtype_of(b).is_ptr():
+        return _pointer_arithmetic(name, a, b)
+    if name == "truediv":
+        return _divide(a, b)
+    dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b), name in ("floordiv", "mod"))
+    if _plain(a) and _plain(b):
+        return Scalar(_INTS[name](ty.wrap_int(_number(a), dtype), ty.wrap_int(_number(b), dtype)), dtype)
+    x, y = match(a, b, dtype)
+    if dtype.kind == "bool" and name in ("add", "mul"):
+        name = {"add": "xor", "mul": "and"}[name]
+    return Tensor(ty.cut(_TORCH[name](x, y), dtype), dtype)
+
+
+def _divide(a: Value, b: Value) -> Tensor:
+    dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b), True)
+    x, y = match(a, b, dtype if dtype.is_floating() else ty.float32)
+    return Tensor(x / y, dtype if dtype.is_floating() else ty.float32)
+
+
+def _pointer_arithmetic(name: str, a: Value, b: Value) -> Any:
+    if name == "add" and dtype_of(b).is_ptr():
+        a, b = b, a
+    dtype = dtype_of(a)
+    if name not in ("add", "sub") or dtype_of(b).is_ptr() or not dtype_of(b).integral:
+        raise ModelError(f"{name} of {dtype} and {dtype_of(b)} is not possible.")
+    sign = 1 if name == "add" else -1
+    size = dtype.element_ty.itemsize
+    if _plain(a) and _plain(b):
+        return Scalar(_number(a) + sign * size * _number(b), dtype)
+    offset = as_tensor(b)
+    x, y = match(as_tensor(a), Tensor(offset.data.to(torch.int64), ty.int64).to(ty.int64), dtype)
+    return Tensor(x + sign * size * y, dtype)
+
+
+def compare(name: str, a: Any, b: Any) -> Any:
+    a, b = as_value(a), as_value(b)
+    if dtype_of(a).is_ptr() or dtype_of(b).is_ptr():
+        dtype = ty.int64
+        a = a.to(ty.int64) if isinstance(a, (Tensor, Scalar)) else a
+        b = b.to(ty.int64) if isinstance(b, (Tensor, Scalar)) else b
+    else:
+        dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b))
+    if _plain(a) and _plain(b):
+        return Scalar(_COMPARE[name](ty.wrap_int(_number(a), dtype), ty.wrap_int(_number(b), dtype)), ty.int1)
+    x, y = match(a, b, dtype)
+    return Tensor(_COMPARE[name](x, y), ty.int1)
+
+
+def _install() -> None:
+    """The operators of both classes. Set after the classes, because both share these functions."""
+
+    def forward(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return lambda self, other: function(name, self, other)
+
+    def backward(name: str) -> Callable[..., Any]:
+        return lambda self, other: binary(name, other, self)
+
+    words = {"and": "and", "or": "or", "xor": "xor", "shl": "lshift", "shr": "rshift"}
+    for name in (*_INTS, "truediv"):
+        word = words.get(name, name)
+        for cls in (Tensor, Scalar):
+            setattr(cls, f"__{word}__", forward(binary, name))
+            setattr(cls, f"__r{word}__", backward(name))
+    for name in _COMPARE:
+        for cls in (Tensor, Scalar):
+            setattr(cls, f"__{name}__", forward(compare, name))
+
+
+_install()
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
+    made: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return made
+
+
+def expand_together(*blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.broadcast_tensors(*blocks))  # type: ignore[no-untyped-call]
+
+
+def shape_of(values: Sequence[Any]) -> list[int]:
+    """A shape of the kernel's text as plain ints."""
+    return [int(n) for n in values]

@@ -1,0 +1,128 @@
+"""Runs a Hopper template on the CPU model with the launcher's arguments, between canaries, and compares with the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen import render
+from kgen.check import CaseSpec, Inputs, Report, Tolerance, attention_reference, compare, make_case, tolerance_for
+from kgen.check.gluon_model import run_module
+from kgen.runtime.call import AttentionCall
+from kgen.runtime.families import FAMILIES, grid_of
+from kgen.runtime.launch import LOG2E, Plan, attention_args
+from kgen.runtime.table import Config
+from kgen.runtime.validate import build_call
+from kgen.verify import canaries_whole, poisoned_out
+
+ARCH = "sm90"
+LN2 = 0.6931471805599453
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to launch a family: its tunables, as a table entry has them (block_h, latent, persistent, and its own)."""
+
+    family: str
+    tunables: tuple[tuple[str, Any], ...]
+
+    @staticmethod
+    def make(family: str, **tunables: Any) -> Form:
+        return Form(family, tuple(tunables.items()))
+
+    def replace(self, **changes: Any) -> Form:
+        return Form.make(self.family, **{**dict(self.tunables), **changes})
+
+    def text(self, layout: str) -> str:
+        return render.render_module(self.family, layout, ARCH)
+
+    def plan(self, call: AttentionCall, splits: int, exact: bool) -> Plan:
+        """What the launcher would make of a table entry. `exact`: page sizes as constants, as a tuned shape has them."""
+        config = Config(tunables=self.tunables, num_warps=4, num_stages=1)
+        paged = exact and call.layout.paged
+        return Plan(
+            config=config, family=FAMILIES[self.family], heads=0, topk=0, extra_topk=0,
+            page=call.main.page if paged else 0, extra_page=call.extra.page if paged and call.extra else 0,
+            dual=call.extra is not None, splits=splits,
+        )  # fmt: skip
+
+    def grid(self, call: AttentionCall, splits: int, programs: int) -> tuple[int, ...]:
+        tunables = dict(self.tunables)
+        blocks = -(-call.heads // tunables["block_h"])
+        persistent = bool(tunables.get("persistent", False))
+        return grid_of(FAMILIES[self.family], persistent, call.tokens, blocks, splits, programs)
+
+
+def aligned(inputs: Inputs) -> Inputs:
+    """q as a slice of a wider buffer of NaN, with strides that are multiples of 16 elements."""
+    q = inputs.q
+    *rows, heads, d = q.shape
+    wide = torch.full((*rows, heads + 1, d + 16), float("nan"), dtype=q.dtype)
+    wide[..., :heads, :d] = q
+    return inputs.replace(q=wide[..., :heads, :d])
+
+
+def bound_call(inputs: Inputs) -> tuple[AttentionCall, torch.Tensor]:
+    """(the validated call with lse and max_logits, the buffer of canaries around its output)."""
+    buffer, out = poisoned_out(inputs, wide=True)
+    call = build_call(**inputs.kwargs(), out=out, return_lse=True, return_max_logits=True)
+    assert call.lse is not None and call.max_logits is not None
+    call.lse.fill_(float("nan"))
+    call.max_logits.fill_(float("nan"))
+    return call, buffer
+
+
+def parts_of(call: AttentionCall, splits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = call.tokens * splits * call.heads
+    nan = float("nan")
+    return torch.full((rows, 512), nan), torch.full((rows,), nan), torch.full((rows,), nan)
+
+
+def merge(call: AttentionCall, splits: int, parts: Any) -> None:
+    """What combine.py computes, in plain torch."""
+    tokens, heads = call.tokens, call.heads
+    shape = (tokens, splits, heads)
+    lse2, top2 = parts[1].view(shape).double(), parts[2].view(shape).double()
+    used = lse2 != float("-inf")
+    rows = parts[0].view(*shape, 512).double().masked_fill(~used[..., None], 0.0)
+    best = lse2.amax(1)
+    shift = best.masked_fill(best == float("-inf"), 0.0)
+    weights = torch.exp2(lse2 - shift[:, None])
+    total = weights.sum(1)
+    sink = torch.full((heads,), float("-inf")) if call.attn_sink is None else call.attn_sink
+    denominator = total + torch.exp2(sink.double() * LOG2E - shift)
+    empty = ~used.any(1)
+    out = (rows * weights[..., None]).sum(1) / denominator[..., None]
+    call.out.copy_(out.masked_fill(empty[..., None], 0.0).view(call.out.shape))
+    assert call.lse is not None and call.max_logits is not None
+    lse = ((shift + torch.log2(total)) * LN2 * call.lse_scale).masked_fill(empty, call.empty_lse)
+    top = top2.masked_fill(~used, float("-inf")).amax(1)
+    top = torch.where(total == total, top, torch.full_like(top, float("nan")))
+    call.lse.copy_(lse.view(call.lse.shape))
+    call.max_logits.copy_((top * LN2).view(call.lse.shape))
+
+
+def report(
+    form: Form, spec: CaseSpec, splits: int = 1, *, seed: int = 0, programs: int = 2, exact: bool = True,
+    text: str | None = None, api: str = "3.6", tolerance: Tolerance | None = None, inputs: Inputs | None = None,
+) -> Report:  # fmt: skip
+    """Run one case. `programs`: CTAs of a persistent grid. `text`: other text than the template's."""
+    inputs = aligned(make_case(dataclasses.replace(spec, q_pad=False)) if inputs is None else inputs)
+    call, buffer = bound_call(inputs)
+    parts = parts_of(call, splits)
+    plan = form.plan(call, splits, exact)
+    args = attention_args(call, parts, plan)
+    run_module(text or form.text(spec.layout), plan.constants, args, form.grid(call, splits, programs), seed, api=api)
+    if splits > 1:
+        merge(call, splits, parts)
+    assert canaries_whole(buffer, inputs), f"{spec.slug}: rows or heads beside the output were overwritten"
+    bound = tolerance or tolerance_for(spec)
+    return compare(attention_reference(inputs), bound, call.out, call.lse, call.max_logits)
+
+
+def check(form: Form, spec: CaseSpec, splits: int = 1, **options: Any) -> None:
+    found = report(form, spec, splits, **options)
+    assert found.ok, f"{form.family}, {splits} splits, on {spec.slug}: {found.sentence}"
