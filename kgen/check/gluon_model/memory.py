@@ -9,6 +9,7 @@ matter of the compiler, and `_reinterpret` keeps rows as rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,21 +45,30 @@ class GlobalMemory:
         address = ((slot + 1) << _SPACE) + int(tensor.storage_offset()) * dtype.itemsize
         return Scalar(address, ty.pointer_type(dtype))
 
-    def _locate(self, addresses: torch.Tensor, size: int, verb: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the storage that all addresses lie in, element numbers in it)."""
-        low, high = int(addresses.min()), int(addresses.max())
-        slot = (low >> _SPACE) - 1
+    def _locate(
+        self, addresses: torch.Tensor, size: int, verb: str
+    ) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """For each storage: (which of the addresses lie in it, the storage, their element numbers)."""
+        low, high = int(addresses.min()) >> _SPACE, int(addresses.max()) >> _SPACE
+        if low == high:
+            yield (..., *self._inside(addresses, low - 1, size, verb))
+            return
+        slots = addresses >> _SPACE
+        for slot in slots.unique().tolist():
+            here = slots == slot
+            yield (here, *self._inside(addresses[here], slot - 1, size, verb))
+
+    def _inside(self, addresses: torch.Tensor, slot: int, size: int, verb: str) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= slot < len(self._bytes):
-            raise ModelError(f"{state.where()} {verb} address {low:#x}, which belongs to no argument.")
-        base = (slot + 1) << _SPACE
+            raise ModelError(f"{state.where()} {verb} address {int(addresses[0]):#x}, which belongs to no argument.")
         memory, name = self._bytes[slot], self._names[slot]
-        if high + size > base + memory.numel():
-            byte = high - base
+        offsets = addresses - ((slot + 1) << _SPACE)
+        last = int(offsets.max())
+        if last + size > memory.numel():
             raise ModelError(
-                f"{state.where()} {verb} bytes {byte} to {byte + size - 1} from the start of the storage of "
+                f"{state.where()} {verb} bytes {last} to {last + size - 1} from the start of the storage of "
                 f"{name}, which has {memory.numel()} bytes."
             )
-        offsets = addresses - base
         if size > 1 and bool((offsets % size).any()):
             raise ModelError(f"{state.where()} {verb} an address of {name} that is not a multiple of {size} bytes.")
         return memory[: memory.numel() // size * size], offsets // size
@@ -75,8 +85,10 @@ class GlobalMemory:
             stored = ty.to_storage(other.data, dtype).expand(keep.shape).clone()
         wanted = address[keep]
         if wanted.numel():
-            memory, index = self._locate(wanted, dtype.itemsize, "reads")
-            stored[keep] = memory.view(dtype.storage)[index]
+            found = torch.empty(wanted.shape, dtype=dtype.storage)
+            for here, memory, index in self._locate(wanted, dtype.itemsize, "reads"):
+                found[here] = memory.view(dtype.storage)[index]
+            stored[keep] = found
         return ty.from_storage(stored, dtype)
 
     def store(self, address: torch.Tensor, value: torch.Tensor, dtype: DType, mask: torch.Tensor | None) -> None:
@@ -84,8 +96,9 @@ class GlobalMemory:
         address, keep, value = expand_together(address, keep, value)
         wanted = address[keep]
         if wanted.numel():
-            memory, index = self._locate(wanted, dtype.itemsize, "writes")
-            memory.view(dtype.storage)[index] = ty.to_storage(value[keep], dtype)
+            written = ty.to_storage(value[keep], dtype)
+            for here, memory, index in self._locate(wanted, dtype.itemsize, "writes"):
+                memory.view(dtype.storage)[index] = written[here]
 
 
 # ---------------------------------------------------------------------------------------------- shared memory

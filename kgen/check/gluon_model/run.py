@@ -69,6 +69,9 @@ def _call(machine: Machine, function: Callable[..., Any], args: Sequence[Any], c
     given = {name: _argument(machine, name, value) for name, value in zip(run_time, args, strict=False)} | dict(
         constants
     )
+    unknown = [name for name in constants if name not in parameters]
+    if unknown:
+        raise ModelError(f"{function.__name__} has no constant {', '.join(unknown)}.")
     missing = [n for n, p in inspect.signature(function).parameters.items() if n not in given and p.default is p.empty]
     if missing:
         raise ModelError(f"{function.__name__} is called without {', '.join(missing)}.")

@@ -77,9 +77,13 @@ def _jit(function: Any = None, **_: Any) -> Any:
     return (lambda f: f) if function is None else function
 
 
+class MissingName(ModelError, AttributeError):
+    """So that `hasattr` works on the stubs."""
+
+
 class _Stub(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        raise ModelError(f"The kernel uses {self.__name__}.{name}, which the model does not have.")
+        raise MissingName(f"The kernel uses {self.__name__}.{name}, which the model does not have.")
 
 
 def _stub(name: str, **members: Any) -> types.ModuleType:
@@ -100,7 +104,11 @@ def _modules(api: str) -> dict[str, types.ModuleType]:
     """The stubs by import name. api 3.9: only the newer names of what was renamed."""
     gl = _language("triton.experimental.gluon.language")
     copies = dict(vars(hopper.async_copy))
-    if api != "3.6":
+    name = "_reinterpret" if api == "3.6" else "reinterpret"
+    gl.__dict__["shared_memory_descriptor"] = types.SimpleNamespace(**{name: Shared._reinterpret})
+    if api == "3.6":
+        del copies["async_load"]
+    else:
         del copies["async_copy_global_to_shared"]
         del gl.__dict__["thread_barrier"]
     members = {k: getattr(hopper, k) for k in ("mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")}
