@@ -1,16 +1,21 @@
 """What kgen costs on the host: python -m bench.host --out bench/results/host.json
 
-Time of a call of `sparse_mla` up to the launch and enumeration of a search space (the import is bench/import_time.py).
+Time of a call of `sparse_mla` up to the launch, enumeration of a search space, and loading of compile results (the import is
+bench/import_time.py). Times of the host depend on what else runs there: `load_per_core` is the load when it was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+PROBE_LINES = 40_000
 
 
 def validation_us(rounds: int) -> float:
@@ -45,6 +50,26 @@ def enumeration_s() -> float:
     return round(time.process_time() - start, 2)
 
 
+def probe_load_s(rounds: int, lines: int = PROBE_LINES) -> float:
+    """CPU seconds of loading a file of `lines` compile results, every fifth of them a failure."""
+    from kgen.probe_records import ProbeRecord, ProbeStore
+    from kgen.types import Failure, ResourceUse
+
+    use = ResourceUse(83968, 168, 0, 0, "wgmma", 40000)
+    failed = Failure("compile", "CompilationError: at 3:4: no.")
+    with tempfile.TemporaryDirectory(prefix="kgen-probes-") as folder:
+        store = ProbeStore(Path(folder) / "compile-sm90.jsonl")
+        store.append([ProbeRecord(f"{number:032x}", use if number % 5 else failed) for number in range(lines)])
+        times = []
+        for _ in range(rounds):
+            start = time.process_time()
+            load = store.load()
+            times.append(time.process_time() - start)
+    if len(load.results) != lines or load.set_aside:
+        raise RuntimeError(f"{len(load.results)} of {lines} compile results were loaded")
+    return round(min(times), 3)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -53,12 +78,16 @@ def main() -> int:
     import torch
     import triton
 
+    load = round(os.getloadavg()[0] / (os.cpu_count() or 1), 1)
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "validate_and_look_up_us": validation_us(args.rounds),
         "enumerate_candidates_cpu_s": enumeration_s(),
+        "load_probe_records_cpu_s": probe_load_s(max(1, args.rounds)),
+        "probe_records": PROBE_LINES,
+        "load_per_core": load,
     }
     print(json.dumps(found, indent=1))
     if args.out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,9 +20,9 @@ SMALL_POOL = 8192
 """Rows of the caches here: no kernel knows how many there are."""
 
 
-def compile_part(rows: Sequence[Row], part: int, parts: int) -> None:
+def compile_part(rows: Sequence[Row], part: int, parts: int, device: str = "cuda") -> None:
     """Call ours once on small caches for every parts-th kernel; rows that one entry serves stay in one process."""
-    pools = Pools("cuda")
+    pools = Pools(device)
     small = [replace(row, pool_rows=SMALL_POOL, requests=1) for row in rows if row.pool_rows]
     groups: dict[tuple[str, str], list[tuple[Row, tuple[float, float] | None]]] = {}
     for row in small:
@@ -33,16 +34,17 @@ def compile_part(rows: Sequence[Row], part: int, parts: int) -> None:
             inputs = pools.inputs(row, 1)[0]
             Ours(row, inputs, scale_range).bind(inputs)()
     if part == parts - 1:
-        compile_gathers(rows)
-    torch.cuda.synchronize()
+        compile_gathers(rows, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-def compile_gathers(rows: Sequence[Row]) -> None:
-    data = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+def compile_gathers(rows: Sequence[Row], device: str) -> None:
+    data = torch.zeros(1 << 20, dtype=torch.int32, device=device)
     for row_bytes in sorted({pool.row_bytes for pool in pools_of(rows)}):
         head, tail = split_of(row_bytes // 4)
         for block, warps, stages in CONFIGS:
-            index = torch.zeros(block * STEPS, dtype=torch.int32, device="cuda")
+            index = torch.zeros(block * STEPS, dtype=torch.int32, device=device)
             gather_kernel[(1,)](data, index, data, row_bytes // 4, head, tail, block, STEPS, stages, num_warps=warps)
 
 
@@ -55,9 +57,10 @@ def in_processes(jobs: int, suite: str, patterns: Sequence[str]) -> list[str]:
         for part in range(jobs)
     ]
     sentences = []
+    deadline = time.monotonic() + TIMEOUT_S
     for part, child in enumerate(children):
         try:
-            _, errors = child.communicate(timeout=TIMEOUT_S)
+            _, errors = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             sentences.append(f"Compiling ahead, process {part}: ended after {TIMEOUT_S} s.")

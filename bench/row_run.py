@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.ceilings import ceiling_us, data_sheet_us
+from bench.ceilings import ceiling_us, data_sheet_us, in_l2, pool_of
 from bench.inputs import Pools, keys_of
 from bench.judge import MAX_ERROR, judge, judge_alone
 from bench.ours import Ours, served_by
@@ -24,6 +24,7 @@ from kgen.measure import Budget, Finalist, interleaved, measure
 from kgen.types import Measurement
 
 PAUSE_S = 0.2
+MOST_SETS = 400
 WARM_SETS = 8
 """Sets of the peers' rotation where it stayed in the L2; ours is timed like that beside them, for information."""
 
@@ -58,6 +59,7 @@ class RowRun:
         result: dict[str, Any] = {
             "row": row.name, "spec": row.spec.slug, "tokens": row.tokens, "s_q": row.s_q, "heads": row.spec.heads,
             "topk": row.spec.topk, "extra_topk": row.spec.extra_topk, "sets": len(sets), "scale_range": scale_range,
+            "rotation_mb": round(len(sets) * row.spec.gathered_bytes(row.tokens) / 1e6),
         }  # fmt: skip
         result |= served_by(ours.shape)
         runs: dict[str, Calls] = {"ours": [ours.bind(inputs) for inputs in sets]}
@@ -79,7 +81,7 @@ class RowRun:
     def _inputs(self, row: Row) -> list[Inputs]:
         count = sets_for(row.spec, row.tokens)
         if row.pool_rows:
-            return self.pools.inputs(row, count)
+            return self.pools.inputs(row, max(count, cold_sets(row, self.l2_bytes)))
         return tuning_inputs(row.spec, row.tokens, self.pools.gen.device, count, sink=row.sink, lengths=row.lengths)
 
     def _peer_calls(self, row: Row, sets: list[Inputs], truth: Truth, result: dict[str, Any]) -> dict[str, Calls]:
@@ -142,6 +144,13 @@ class RowRun:
         found["best_peer_burst_us"] = round(bursts[best], 2) if best else None
         found["ratio_burst"] = round(bursts["ours"] / bursts[best], 3) if best else None
         return found | {"measurements": {name: asdict(m) for name, m in times.items()}}
+
+
+def cold_sets(row: Row, l2_bytes: int) -> int:
+    """Sets whose gathers are twice the L2 (decision 21), where the pool is larger than that at all."""
+    if in_l2(pool_of(row), l2_bytes):
+        return 1
+    return min(MOST_SETS, -(-2 * l2_bytes // row.spec.gathered_bytes(row.tokens)))
 
 
 class Truth:

@@ -15,6 +15,7 @@ import fnmatch
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from bench.hopper import HOPPER
 from bench.rows import PORTABLE, Row
 
 SUITES = {"portable": PORTABLE, "hopper": HOPPER}
+HUNG = 4
+"""Exit code after a row that hung."""
 NO_GPU = "bench.run times on a GPU and none is visible here."
 STATED = (2.0**-9, 2.0**-5)
 """Group scales of N(0, 1) rows lie in here; only --dry-run assumes it, a run reads the caches."""
@@ -42,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--flash-mla", metavar="DIR", help="folder that holds the unpacked package flash_mla")
     made.add_argument("--rows", action="append", default=[], metavar="PATTERN", help="only rows whose name matches")
     made.add_argument("--budget", type=float, metavar="S", help="seconds after which no row is started")
+    made.add_argument(
+        "--row-limit", type=float, default=90.0, metavar="S", help="seconds of a row that hangs (default 90)"
+    )
     made.add_argument("--rounds", type=int, default=11, help="samples of each in turns (default 11)")
     made.add_argument("--seconds", type=float, default=0.15, help="of sampling ours alone per row (default 0.15)")
     made.add_argument("--jobs", type=int, default=0, metavar="N", help="compile with N processes before timing")
@@ -107,7 +113,9 @@ def timed(rows: Sequence[Row], args: argparse.Namespace, began: float) -> int:
     for sentence in absent:
         print(sentence)
     environment: dict[str, Any] = asdict(current_environment("sm90", "h200"))
-    environment |= verification(subject_of("generated", environment)) | {"modules": {}}
+    environment |= verification(subject_of("generated", environment)) | {
+        "modules": {"combine": module_hash("sm90", "combine")}
+    }
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     ceilings = measure_ceilings(rows, l2_bytes)
     print(json.dumps(ceilings), flush=True)
@@ -116,16 +124,20 @@ def timed(rows: Sequence[Row], args: argparse.Namespace, began: float) -> int:
         "elapsed_s": 0.0, "rows": [],
     }  # fmt: skip
     runner = RowRun(peers, ceilings, l2_bytes, args.rounds, args.seconds)
-    for row in rows:
+    for number, row in enumerate(rows):
         elapsed = time.perf_counter() - began
         if args.budget is not None and elapsed > args.budget:
             result = {"row": row.name, "not_run": f"the budget of {args.budget:g} s was spent"}
         else:
+            guard = threading.Timer(args.row_limit, give_up, (found, rows[number:], args.row_limit, args.out))
+            guard.daemon = True
+            guard.start()
             try:
                 result = runner.run(row)
                 environment["modules"][result["module"]] = module_hash("sm90", result["module"])
             except Exception as error:  # one row's failure is that row's result
                 result = {"row": row.name, "failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            guard.cancel()
             torch.cuda.empty_cache()
         found["rows"].append(result)
         found["elapsed_s"] = round(time.perf_counter() - began, 1)
@@ -134,6 +146,20 @@ def timed(rows: Sequence[Row], args: argparse.Namespace, began: float) -> int:
             write(args.out, found)
     print(summary(found))
     return 0
+
+
+def give_up(found: dict[str, Any], left: Sequence[Row], limit_s: float, out: Path | None) -> None:
+    """A kernel that hangs cannot be stopped from inside its process: record what there is and end it."""
+    hung, *others = left
+    found["rows"] = [
+        *found["rows"],
+        {"row": hung.name, "failed": f"no result within {limit_s:g} s"},
+        *({"row": row.name, "not_run": f"{hung.name} had hung"} for row in others),
+    ]
+    print(line(found["rows"][-len(left)]), flush=True)
+    if out:
+        write(out, found)
+    os._exit(HUNG)
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
