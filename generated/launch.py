@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from .call import AttentionCall, CacheView
+from .families import Family, attention_constants, family_of, grid_of
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
@@ -38,6 +39,7 @@ class Plan:
     """Constants of one launch: what `warmup` compiles and `run` launches."""
 
     config: Config
+    family: Family
     heads: int  # 0 stands for the generic form, likewise below
     topk: int
     extra_topk: int
@@ -46,31 +48,32 @@ class Plan:
     dual: bool
     splits: int
 
-    @property
+    @cached_property
     def constants(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "BLOCK_H": config["block_h"],
-            "BLOCK_K": config["block_k"],
-            "SWAP_AB": config["swap_ab"],
-            "SCORE_SCALES": config["scale_site"] == "score",
-            "PREFETCH": config["prefetch"],
-            "DUAL": self.dual,
-            "SPLIT": self.splits > 1,
-            "HEADS": self.heads,
-            "TOPK": self.topk,
-            "EXTRA_TOPK": self.extra_topk,
-            "PAGE": self.page,
-            "EXTRA_PAGE": self.extra_page,
-            "UPCAST": interpreting(),
-        }
+        exact = {name: getattr(self, name) for name in ("heads", "topk", "extra_topk", "page", "extra_page")}
+        tunables = dict(self.config.tunables)
+        return attention_constants(self.family, tunables, exact, self.dual, self.splits > 1, interpreting())
 
-    @property
+    @cached_property
     def options(self) -> dict[str, int]:
-        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        options = {"num_warps": self.config.num_warps}
+        if not self.family.gluon:
+            options["num_stages"] = self.config.num_stages
         if self.config.maxnreg is not None:
             options["maxnreg"] = self.config.maxnreg
         return options
+
+    def grid(self, call: AttentionCall) -> tuple[int, ...]:
+        """Programs of the attention kernel for a call."""
+        head_blocks = -(-call.heads // int(self.config["block_h"]))
+        persistent = bool(self.config.get("persistent", False))
+        sms = _sms(call.q.device) if persistent else 0
+        return grid_of(self.family, persistent, call.tokens, head_blocks, self.splits, sms)
+
+
+@lru_cache(maxsize=64)
+def _sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def interpreting() -> bool:
@@ -100,6 +103,7 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     splits = max(1, min(splits, blocks, MAX_SPLITS))
     return Plan(
         config=config,
+        family=family_of(entry.module, entry.layout),
         heads=shape.heads if special else 0,
         topk=shape.topk if special else 0,
         extra_topk=shape.extra_topk if special else 0,
@@ -168,6 +172,8 @@ def call_shape(call: AttentionCall) -> Shape:
         tokens=call.tokens,
         extra_topk=extra.topk if extra else 0,
         extra_page=extra.page if extra else 0,
+        fp16=call.fp16,
+        aligned=call.aligned,
     )
 
 
@@ -186,7 +192,8 @@ def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, packa
     plan = make_plan(call_shape(call), entry, exact)
     modules = load_modules(package, arch, entry.module)
     scratch = _scratch_tensors(call, plan, None, meta=True)
-    jobs = [(modules.attention.attention_kernel, attention_args(call, scratch), plan.constants | plan.options)]
+    args = attention_args(call, scratch, plan)
+    jobs = [(modules.attention.attention_kernel, args, plan.constants | plan.options)]
     if plan.splits > 1:
         jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan, call)))
     return all(_in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
@@ -232,9 +239,8 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
     if call.tokens == 0:
         return
     scratch = _scratch_tensors(call, plan, workspace)
-    head_blocks = -(-call.heads // int(plan.config["block_h"]))
-    grid = (call.tokens * head_blocks, plan.splits)
-    modules.attention.attention_kernel[grid](*attention_args(call, scratch), **plan.constants, **plan.options)
+    args = attention_args(call, scratch, plan)
+    modules.attention.attention_kernel[plan.grid(call)](*args, **plan.constants, **plan.options)
     if plan.splits > 1:
         args = combine_args(call, plan, scratch)
         constants = combine_constants(plan, call)
@@ -257,7 +263,7 @@ def _lengths(view: CacheView, call: AttentionCall) -> tuple[torch.Tensor, int]:
     return (view.indices, 0) if view.lengths is None else (view.lengths, 1)
 
 
-def attention_args(call: AttentionCall, scratch: Scratch) -> tuple[Any, ...]:
+def attention_args(call: AttentionCall, scratch: Scratch, plan: Plan) -> tuple[Any, ...]:
     """Positional arguments of `attention_kernel`, in its order. A pointer that is not used repeats another tensor, with a
     flag that says so, so that optional arguments do not multiply the compiled variants."""
     main, extra = call.main, call.extra or call.main
@@ -282,6 +288,7 @@ def attention_args(call: AttentionCall, scratch: Scratch) -> tuple[Any, ...]:
         main.page_stride, extra.page_stride,
         *call.q_strides, main.index_stride_b, main.index_stride_s, extra.index_stride_b, extra.index_stride_s,
         *call.out_strides, *call.lse_strides, *call.max_logits_strides,
+        *((call.tokens, plan.splits) if plan.family.gluon else ()),
     )
     # fmt: on
 

@@ -6,7 +6,8 @@ Order of preference, each step only deciding where the one before left a tie:
    larger one, else for the nearest smaller one (larger first: a wide tile masks what is missing, while a narrow one
    gathers every key again);
 3. page and extra page, the one that fits worse first: this size, any size, another size;
-4. the narrower topk and token ranges, the device class's name, the place in the table.
+4. the lower tier: a family that a call must qualify for stands before the one that serves every call;
+5. the narrower topk and token ranges, the device class's name, the place in the table.
 An entry is exact when it was made for the shape in all of 2 and 3 (the page: this size or any); any other one serves
 through the generic form of its kernel. The layout is never bent. Everything is compared as integers and strings: no
 float, hash or dictionary order.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .families import is_gluon
 from .table import Entry, Shape
 
 Side = tuple[int, int]
@@ -24,6 +26,7 @@ _AXES = ("heads", "topk", "extra topk", "tokens")
 _CACHES, _FIRST_AXIS = 1, 2
 _WORST_PAGE = _FIRST_AXIS + len(_AXES)
 _FIRST_PAGE = _WORST_PAGE + 1
+_TIER = _FIRST_PAGE + 2
 _ORIGINS = ("same class", "other class", "static")
 
 
@@ -68,7 +71,7 @@ def select(
     """
     best: tuple[tuple[object, ...], Entry] | None = None
     for place, entry in enumerate(entries):
-        if entry.layout != shape.layout or (exclude and entry in exclude):
+        if cannot_serve(entry, shape) is not None or (exclude and entry in exclude):
             continue
         key = (*_rank(entry, shape, device_class), place)
         if best is None or key < best[0]:
@@ -93,6 +96,10 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
     """Why an entry cannot serve a shape in any form, or None."""
     if entry.layout != shape.layout:
         return f"It reads layout {entry.layout}, not {shape.layout}."
+    if not shape.fp16 and entry.config.get("latent", "bf16") == "fp16":
+        return "It keeps latents in fp16, for which the caller must state a scale_range inside [6e-5, 146]."
+    if not shape.aligned and is_gluon(entry.module, entry.layout):
+        return "It copies rows 16 bytes at a time; a pointer or a stride of this call is no multiple of 16."
     return None
 
 
@@ -131,6 +138,7 @@ def _rank(entry: Entry, shape: Shape, device_class: str | None) -> tuple[object,
         max(page, extra_page),
         page,
         extra_page,
+        entry.tier,
         entry.topk[1] - entry.topk[0],
         entry.extra_topk[1] - entry.extra_topk[0],
         entry.tokens[1] - entry.tokens[0],
@@ -238,6 +246,8 @@ def _worse(other: Entry, winner: Entry, shape: Shape, device_class: str | None) 
         main = step == _FIRST_PAGE or (step == _WORST_PAGE and mine[_FIRST_PAGE] == mine[_WORST_PAGE])
         name, page = ("page", other.page) if main else ("extra page", other.extra_page)
         return f"It was made for {name} {page if page is not None else 'any'}; the chosen one fits better."
+    if step == _TIER:
+        return "It serves this shape as well; the chosen one was faster, or needs no promise about scales."
     if step is not None and step < len(mine) - 1:
         return "It serves this shape too, but was made for a wider range."
     return "It serves this shape as well; the chosen one comes first by device class or place in the table."

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of one call, as the host sees it. Pages are tokens per page (0: flat rows or no extra cache)."""
+    """The shape of one call, as the host sees it. Pages are tokens per page (0: flat rows or no extra cache).
+
+    `fp16`: the caller states that every group scale lies in `families.FP16_SCALES`. `aligned`: tensors and strides allow
+    copies of 16 bytes (see `families.Family`).
+    """
 
     layout: str
     heads: int
@@ -19,6 +23,8 @@ class Shape:
     tokens: int
     extra_topk: int = 0
     extra_page: int = 0
+    fp16: bool = False
+    aligned: bool = True
 
     @property
     def dual(self) -> bool:
@@ -85,3 +91,4 @@ class Entry:
     module: str  # e.g. "portable_v4", a sibling of the table
     config: Config
     provenance: Provenance
+    tier: int = 0  # 0 is asked first; above: what serves the same shapes where the lower tiers cannot

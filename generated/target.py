@@ -17,6 +17,9 @@ from .table import Entry
 ARCHS = {(9, 0): "sm90", (10, 0): "sm100", (12, 0): "sm120", (12, 1): "sm121"}
 """Compute capability -> arch. Exact: a kernel of one arch is never run on another one, not even within a family."""
 
+INTERPRETER = "interpreter"
+"""Device class of Triton's interpreter: it runs plain Triton only."""
+
 _PACKAGE = __package__ or "generated"
 
 
@@ -52,7 +55,7 @@ def target_of(device: torch.device) -> Target:
             "Tensors are on the CPU: move them to a GPU (cuda), or set TRITON_INTERPRET=1 before triton is imported "
             "to run in Triton's slow interpreter."
         )
-    return Target(known_arch(os.environ.get("KGEN_ARCH", "sm90")), None, "Triton interpreter")
+    return Target(known_arch(os.environ.get("KGEN_ARCH", "sm90")), INTERPRETER, "Triton interpreter")
 
 
 def default_target() -> Target:

@@ -23,9 +23,11 @@ from .checks import (
     check_out,
     check_q,
     check_scalars,
+    check_scale_range,
     check_sink,
     token_axes,
 )
+from .families import FP16_SCALES
 from .layouts import D_V, KvLayout, find_layout
 from .table import Shape
 
@@ -61,11 +63,12 @@ def refusals(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     lse_base: str = "e",
+    scale_range: tuple[float, float] | None = None,
 ) -> list[str]:
     """Every reason why the arguments do not make a call, one sentence each; empty when they do."""
     return _examine(
         q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink,
-        extra_kv, extra_indices, extra_topk_length, out, lse, lse_base,
+        extra_kv, extra_indices, extra_topk_length, out, lse, lse_base, scale_range,
     )[0]  # fmt: skip
 
 
@@ -87,6 +90,7 @@ def build_call(
     return_max_logits: bool = False,
     lse_base: str = "e",
     empty_lse: float = -math.inf,
+    scale_range: tuple[float, float] | None = None,
 ) -> AttentionCall:
     """The validated call; outputs that were not passed in are allocated (contiguous, in q's leading shape).
 
@@ -94,7 +98,7 @@ def build_call(
     """
     reasons, form = _examine(
         q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink,
-        extra_kv, extra_indices, extra_topk_length, out, lse, lse_base,
+        extra_kv, extra_indices, extra_topk_length, out, lse, lse_base, scale_range,
     )  # fmt: skip
     if reasons or form is None:
         raise Unsupported(reasons)
@@ -127,7 +131,13 @@ def build_call(
         max_logits_strides=_lse_strides(top, form, heads),
         lse_scale=1.0 if lse_base == "e" else 1.0 / LN2,
         empty_lse=empty_lse,
+        fp16=layout.fp8 and fits_fp16(scale_range),
     )
+
+
+def fits_fp16(scale_range: tuple[float, float] | None) -> bool:
+    """Whether a stated range of group scales allows kernels that keep scaled latents in fp16 (`families.FP16_SCALES`)."""
+    return scale_range is not None and FP16_SCALES[0] <= scale_range[0] and scale_range[1] <= FP16_SCALES[1]
 
 
 def shape_of(
@@ -137,8 +147,9 @@ def shape_of(
     kv_layout: str,
     extra_kv: torch.Tensor | None = None,
     extra_indices: torch.Tensor | None = None,
+    scale_range: tuple[float, float] | None = None,
 ) -> Shape:
-    """The look-up's key of arguments that `refusals` has nothing against; allocates nothing."""
+    """The look-up's key of arguments that `refusals` has nothing against, as if all were aligned; allocates nothing."""
     layout = find_layout(kv_layout, q.shape[-1])
     if layout is None:
         raise Unsupported(refusals(q, kv, indices, sm_scale=1.0, kv_layout=kv_layout))
@@ -150,6 +161,7 @@ def shape_of(
         tokens=math.prod(q.shape[:-2]),
         extra_topk=0 if extra_indices is None else extra_indices.shape[-1],
         extra_page=0 if extra_kv is None else extra_kv.shape[1],
+        fp16=layout.fp8 and fits_fp16(scale_range),
     )
 
 
@@ -197,6 +209,7 @@ def _examine(
     out: torch.Tensor | None,
     lse: torch.Tensor | None,
     lse_base: str,
+    scale_range: tuple[float, float] | None,
 ) -> tuple[list[str], _Form | None]:
     """All reasons, and the form of the call when there is none."""
     tensors = {"q": q, "kv": kv, "indices": indices}
@@ -218,6 +231,7 @@ def _examine(
         if tensor.device != device:
             reasons.append(f"{name} is on {tensor.device} and q on {device}: put every tensor on one device.")
     check_scalars(sm_scale, lse_base, reasons)
+    check_scale_range(scale_range, reasons)
     if (extra_kv is None) != (extra_indices is None):
         given, missing = ("extra_kv", "extra_indices") if extra_indices is None else ("extra_indices", "extra_kv")
         reasons.append(f"{given} is given without {missing}: a second cache needs both.")

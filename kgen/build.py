@@ -21,6 +21,7 @@ from typing import Any
 
 from kgen.archs import ArchSpec
 from kgen.render import module_name, render_module
+from kgen.runtime.families import FAMILIES, attention_constants
 from kgen.runtime.layouts import LAYOUTS
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse
 
@@ -75,26 +76,21 @@ def _job_key(job: ProbeJob) -> str:
 def attention_job(spec: KernelSpec, candidate: Candidate, cc: int) -> ProbeJob:
     """The attention kernel that `candidate` means for `spec`, with the shape constants of its exact or generic form."""
     special = bool(candidate["specialise"])
-    constants = {
-        "BLOCK_H": candidate["block_h"],
-        "BLOCK_K": candidate["block_k"],
-        "SWAP_AB": candidate["swap_ab"],
-        "SCORE_SCALES": candidate["scale_site"] == "score",
-        "PREFETCH": candidate["prefetch"],
-        "DUAL": spec.dual,
-        "SPLIT": int(candidate["splits"] or 1) > 1,
-        "HEADS": spec.heads if special else 0,
-        "TOPK": spec.topk if special else 0,
-        "EXTRA_TOPK": spec.extra_topk if special else 0,
-        "PAGE": spec.page if special else 0,
-        "EXTRA_PAGE": spec.extra_page if special else 0,
-        "UPCAST": False,
+    exact = {
+        "heads": spec.heads if special else 0,
+        "topk": spec.topk if special else 0,
+        "extra_topk": spec.extra_topk if special else 0,
+        "page": spec.page if special else 0,
+        "extra_page": spec.extra_page if special else 0,
     }
+    split = int(candidate["splits"] or 1) > 1
+    tunables = dict(candidate.tunables)
+    constants = attention_constants(FAMILIES[candidate.family], tunables, exact, spec.dual, split, upcast=False)
     launch = candidate.launch
     return ProbeJob(
-        candidate.family, spec.layout, int(candidate["chunk"] or 0), spec.arch, cc,
+        candidate.family, spec.layout, candidate.chunk, spec.arch, cc,
         tuple((name, value) for name, value in constants.items() if isinstance(value, (int, bool))),
-        launch.num_warps, launch.num_stages, launch.maxnreg, candidate["partial"] == "bf16",
+        launch.num_warps, launch.num_stages, launch.maxnreg, tunables.get("partial") == "bf16",
     )  # fmt: skip
 
 

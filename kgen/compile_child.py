@@ -33,6 +33,7 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
 
     from kgen.build import ProbeJob, signature_of
     from kgen.render import load_module
+    from kgen.runtime.families import FAMILIES
 
     fields["constants"] = tuple((name, value) for name, value in fields["constants"])
     job = ProbeJob(**fields)
@@ -41,8 +42,12 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
         signature, attrs = signature_of(job, kernel.arg_names, kernel.do_not_specialize)
         constants: dict[str, Any] = {name: 1 for name in ("lse_stride_h", "max_stride_h") if name in kernel.arg_names}
         constants |= dict(job.constants)
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
-        options: dict[str, Any] = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+        gluon = FAMILIES[job.family].gluon if job.family in FAMILIES else False
+        source_type = _gluon_source() if gluon else ASTSource
+        source = source_type(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
+        options: dict[str, Any] = {"num_warps": job.num_warps}
+        if not gluon:
+            options["num_stages"] = job.num_stages
         if job.maxnreg is not None:
             options["maxnreg"] = job.maxnreg
         compiled = triton.compile(source, target=GPUTarget("cuda", job.cc, 32), options=options)
@@ -53,6 +58,12 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
             cause = cause.__cause__
         text = " ".join(str(cause).split()) or " ".join(str(error).split()) or "no message"
         return {"error": f"{type(error).__name__}: {text[-400:]}"}  # the end says what, the start repeats the source
+
+
+def _gluon_source() -> Any:
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _resources(compiled: Any) -> dict[str, Any]:

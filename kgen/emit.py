@@ -23,7 +23,8 @@ from kgen.config import config_root
 from kgen.errors import ConfigError
 from kgen.models import all_models, model_specs
 from kgen.records import RecordStore
-from kgen.render import TRITON_RANGE, module_name, render_module, template_hash
+from kgen.render import HELPERS, TRITON_RANGE, module_name, render_module, template_hash
+from kgen.runtime.families import FAMILIES
 from kgen.runtime.layouts import LAYOUTS
 from kgen.runtime.table import Config, Entry, Provenance
 from kgen.select import select_entries
@@ -67,8 +68,10 @@ def arch_names() -> list[str]:
     return sorted(path.stem for path in (config_root() / "archs").glob("*.yaml"))
 
 
-def template_hashes() -> dict[str, str]:
-    return {family: template_hash(family) for family in TRITON_RANGE}
+def template_hashes(arch: str | None = None) -> dict[str, str]:
+    """Hash of every template, or of those that are rendered for one arch."""
+    here = {name for name, family in FAMILIES.items() if arch is None or family.archs is None or arch in family.archs}
+    return {name: template_hash(name) for name in TRITON_RANGE if name in here or name in HELPERS}
 
 
 def build(records: Sequence[TuneRecord], package: str = "generated", archs: Iterable[str] | None = None) -> Emission:
@@ -93,7 +96,7 @@ def build(records: Sequence[TuneRecord], package: str = "generated", archs: Iter
     return Emission(files, tables)
 
 
-_MODULE = re.compile(r"^(?P<family>[a-z0-9_]+?)_(?P<layout>" + "|".join(LAYOUTS) + r")_c(?P<chunk>\d+)$")
+_MODULE = re.compile(r"^(?P<family>[a-z0-9_]+?)_(?P<layout>" + "|".join(LAYOUTS) + r")(_c(?P<chunk>\d+))?$")
 
 
 def _modules(arch: str, entries: Iterable[Entry]) -> dict[str, str]:
@@ -103,7 +106,7 @@ def _modules(arch: str, entries: Iterable[Entry]) -> dict[str, str]:
         match = _MODULE.match(name)
         if match is None:
             raise ConfigError(f"A record names module {name!r}, which no template makes.")
-        text = render_module(match["family"], match["layout"], arch, int(match["chunk"]))
+        text = render_module(match["family"], match["layout"], arch, int(match["chunk"] or 0))
         files[f"{arch}/{name}.py"] = text
     files[f"{arch}/combine.py"] = render_module("combine", None, arch)
     files[f"{arch}/index_ops.py"] = render_module("index_ops", None, arch)
@@ -124,10 +127,8 @@ def table_text(arch: ArchSpec, entries: Sequence[Entry]) -> str:
     lines = [
         f'"""Dispatch table of {arch.name}, {MARK} {kgen.__version__}.',
         "",
-        "Templates (hash): "
-        + ", ".join(f"{name} {digest}" for name, digest in list(template_hashes().items())[:2])
-        + ",",
-        ", ".join(f"{name} {digest}" for name, digest in list(template_hashes().items())[2:]) + ".",
+        "Templates (hash):",
+        *[f"    {name} {digest}" for name, digest in template_hashes(arch.name).items()],
         "",
         "One entry per line: the shapes it was made for (ranges inclusive), the kernel module, its constants, and where",
         'they come from: measured µs of the anchor\'s token count, or "static": ranked by a cost model, never timed.',
@@ -149,10 +150,9 @@ def table_text(arch: ArchSpec, entries: Sequence[Entry]) -> str:
         *[f"{source_names[origin]} = {_literal(origin)}" for origin in sources],
         "",
         "",
-        "def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, **facts):",
-        "    return Entry(",
-        "        layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, replace(origin, **facts)",
-        "    )",
+        "def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, tier=0, **facts):",
+        "    made_for = layout, dual, heads, topk, extra_topk, page, extra_page, tokens",
+        "    return Entry(*made_for, module, config, replace(origin, **facts), tier)",
         "",
         "",
         "ENTRIES: tuple[Entry, ...] = (",
@@ -208,7 +208,8 @@ def _entry_line(entry: Entry, names: Mapping[Config, str], source_names: Mapping
     shape = (entry.layout, entry.dual, entry.heads, entry.topk, entry.extra_topk, entry.page, entry.extra_page)
     head = ", ".join(repr(part) for part in (*shape, entry.tokens, entry.module))
     origin = source_names[_origin(entry.provenance)]
-    return f"    _e({head}, {names[entry.config]}, {origin}, {_facts(entry.provenance)}),"
+    tier = f"tier={entry.tier}, " if entry.tier else ""
+    return f"    _e({head}, {names[entry.config]}, {origin}, {tier}{_facts(entry.provenance)}),"
 
 
 # ---------------------------------------------------------------------------------------------- the folder

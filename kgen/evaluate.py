@@ -66,7 +66,7 @@ class Ready:
     def compile(self) -> Any:
         """Compile without launching; the attention kernel's compiled form."""
         scratch = launcher._scratch_tensors(self.call, self.plan, self.workspace)
-        args = launcher.attention_args(self.call, scratch)
+        args = launcher.attention_args(self.call, scratch, self.plan)
         compiled = self.modules.attention.attention_kernel.warmup(
             *args, **self.plan.constants, **self.plan.options, grid=(1,)
         )
@@ -80,7 +80,7 @@ class Ready:
 
 def modules_of(candidate: Candidate, layout: str, arch: str) -> launcher.Modules:
     """The rendered modules that a candidate means."""
-    attention = load_module(candidate.family, layout, arch, int(candidate["chunk"] or 0))
+    attention = load_module(candidate.family, layout, arch, candidate.chunk)
     return launcher.Modules(attention, load_module("combine", None, arch))
 
 

@@ -25,6 +25,7 @@ from kgen.archs import ArchSpec, load_arch
 from kgen.config import config_root
 from kgen.cost import FITTED, Coefficients, Work, predict, work_of
 from kgen.records import load_records, settle
+from kgen.runtime.families import FAMILIES
 from kgen.types import Candidate, KernelSpec, TuneRecord
 
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -112,6 +113,8 @@ def measured_points(records: Iterable[TuneRecord], arch: ArchSpec) -> dict[Kerne
     for record in settle(records):
         device = arch.device(record.environment.device_class)
         if record.measurement is None or record.resources is None or device is None:
+            continue
+        if FAMILIES[record.candidate.family].gluon:  # the cost model does not know them
             continue
         work = work_of(record.spec, record.candidate, record.resources, arch, device)
         found[record.spec][record.candidate] = Point(record.candidate, work, record.measurement.median_us)

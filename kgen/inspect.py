@@ -15,7 +15,7 @@ from kgen.archs import ArchSpec, load_arch
 from kgen.build import ProbeJob, attention_job
 from kgen.models import load_model, model_specs
 from kgen.probe_records import ProbeStore
-from kgen.space import FEASIBLE, SearchSpace, all_spaces, environment
+from kgen.space import FEASIBLE, SearchSpace, environment, spaces_of
 from kgen.static import Result, candidates_of, refusal
 from kgen.static_run import measured_candidates
 from kgen.types import Candidate, KernelSpec
@@ -88,7 +88,7 @@ def inspect(model_name: str, arch_name: str, probe_store: ProbeStore) -> Inspect
     results = probe_store.load().results
     families, kernels = [], {}
     served: set[KernelSpec] = set()
-    for space in all_spaces().values():
+    for space in spaces_of(arch_name).values():
         compiled = compiled_kernels(specs, space, arch, results)
         kernels.update({job: word_of(result, arch, job) for job, (_, result) in compiled.items()})
         family, found = _family(space, specs, arch, compiled)

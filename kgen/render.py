@@ -22,13 +22,15 @@ import jinja2
 
 from kgen.config import template_root
 from kgen.errors import BuildError, ConfigError
+from kgen.runtime.families import FAMILIES
 from kgen.runtime.layouts import D_V, LAYOUTS, KvLayout
 
+HELPERS = ("combine", "cache_ops", "index_ops")
+"""Templates beside the attention families."""
+
 TRITON_RANGE = {
-    "portable": ("3.4", "4.0"),
-    "combine": ("3.4", "4.0"),
-    "cache_ops": ("3.4", "4.0"),
-    "index_ops": ("3.4", "4.0"),
+    **{name: ("3.6", "4.0") if family.gluon else ("3.4", "4.0") for name, family in FAMILIES.items()},
+    **dict.fromkeys(HELPERS, ("3.4", "4.0")),
 }
 """Triton versions [from, below) that a family's text is valid for."""
 
@@ -92,6 +94,10 @@ def render_context(family: str, layout: str | None, arch: str, chunk: int = 0) -
         return context
     if layout not in LAYOUTS:
         raise ConfigError(f"No KV layout {layout!r}; known layouts: {', '.join(LAYOUTS)}.")
+    if family in FAMILIES and layout not in FAMILIES[family].layouts:
+        raise ConfigError(
+            f"Family {family} does not read layout {layout}; it reads {', '.join(FAMILIES[family].layouts)}."
+        )
     kv = LAYOUTS[layout]
     context |= asdict(kv) | {"layout": kv.name}
     return context | {"chunks": chunks_of(kv, chunk)} if family in CHUNK_FAMILIES else context
@@ -123,11 +129,12 @@ def template_path(family: str) -> Path:
 @functools.cache
 def template_hash(family: str) -> str:
     """First 16 hex digits of the SHA-256 of the template's text and of the layout facts it is rendered with."""
-    facts = (
-        ""
-        if family in LAYOUT_FREE
-        else repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
-    )
+    if family in LAYOUT_FREE:
+        facts = ""
+    elif family in FAMILIES and family not in CHUNK_FAMILIES:
+        facts = repr([LAYOUTS[name] for name in FAMILIES[family].layouts])
+    else:
+        facts = repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
     return hashlib.sha256(template_path(family).read_bytes() + facts.encode()).hexdigest()[:16]
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.archs import ArchSpec, DeviceClass
 from kgen.environment import STATIC
 from kgen.records import winner
 from kgen.render import module_name
+from kgen.runtime.families import FAMILIES
 from kgen.runtime.table import Config, Entry, Provenance
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
@@ -34,7 +35,7 @@ def config_of(candidate: Candidate) -> Config:
 
 
 def module_of(candidate: Candidate, layout: str) -> str:
-    return module_name(candidate.family, layout, int(candidate["chunk"] or 0))
+    return module_name(candidate.family, layout, candidate.chunk)
 
 
 def bucket_range(bucket: int) -> tuple[int, int]:
@@ -70,6 +71,19 @@ def with_fp32_parts(candidate: Candidate) -> Candidate:
     return replace(candidate, tunables=tunables)
 
 
+def is_fp16(candidate: Candidate) -> bool:
+    """Whether a candidate keeps latents in fp16, which a caller must allow (decision 12)."""
+    return dict(candidate.tunables).get("latent") == "fp16"
+
+
+TIERS: tuple[Callable[[Candidate], bool], ...] = (
+    lambda candidate: True,
+    lambda candidate: not is_fp16(candidate),
+    lambda candidate: not FAMILIES[candidate.family].gluon,
+)
+"""What may serve: anything; a call without a stated scale range; any call and any Triton (and its interpreter)."""
+
+
 def _family(spec: KernelSpec) -> KernelSpec:
     """A spec without its bucket: what buckets that inherit from each other share."""
     return replace(spec, tokens=0)
@@ -103,23 +117,33 @@ def select_entries(
 ) -> list[Entry]:
     """The table of one arch, in a fixed order, with equal neighbours merged."""
     current = [r for r in records if r.spec.arch == arch.name and usable(r, template_hashes)]
-    measured, static = measured_winners(current), static_winners(current)
-    by_family: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
-    for (device, spec), record in measured.items():
-        by_family[device, _family(spec)][spec.tokens] = record
-    classes = sorted({device for device, _ in by_family})
-    entries = []
+    static = static_winners(current)
+    by_tier = [_buckets(record for record in current if allowed(record.candidate)) for allowed in TIERS]
+    classes = sorted({device for device, _ in by_tier[0]})
+    tables: list[list[Entry]] = [[] for _ in TIERS]
     for spec in sorted(set(specs), key=_order):
         found = False
         for device in classes:
-            buckets = by_family.get((device, _family(spec)))
-            if buckets:
-                record = buckets[_nearest(spec.tokens, buckets)]
-                entries.append(_measured_entry(spec, record, arch))
-                found = True
+            before: TuneRecord | None = None
+            for tier, families in enumerate(by_tier):
+                buckets = families.get((device, _family(spec)))
+                record = buckets[_nearest(spec.tokens, buckets)] if buckets else None
+                if record is not None and (before is None or record.candidate != before.candidate):
+                    tables[tier].append(replace(_measured_entry(spec, record, arch), tier=tier))
+                    before, found = record, True
+            if before is not None and FAMILIES[before.candidate.family].gluon and spec in static:
+                tables[-1].append(replace(_static_entry(spec, static[spec]), tier=len(TIERS) - 1))
         if not found and spec in static:
-            entries.append(_static_entry(spec, static[spec]))
-    return merge_pages(merge_tokens(widen(entries)))
+            tables[0].append(_static_entry(spec, static[spec]))
+    return [entry for table in tables for entry in merge_pages(merge_tokens(widen(table)))]
+
+
+def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict[int, TuneRecord]]:
+    """Champions by (device class, spec without its bucket), then by bucket."""
+    found: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
+    for (device, spec), record in measured_winners(records).items():
+        found[device, _family(spec)][spec.tokens] = record
+    return found
 
 
 def _order(spec: KernelSpec) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ from kgen.archs import ArchSpec, DeviceClass
 from kgen.config import Node, config_root, find_yaml, read_yaml, suggestion, yaml_files
 from kgen.errors import ConfigError
 from kgen.expressions import Expression, parse_expression
+from kgen.runtime.families import FAMILIES
 from kgen.types import Candidate, KernelSpec, LaunchOptions, Scalar
 
 KINDS = ("tunable", "launch")
@@ -238,6 +239,14 @@ def load_space(family: str, root: Path | None = None) -> SearchSpace:
 def all_spaces(root: Path | None = None) -> dict[str, SearchSpace]:
     """Every search space of the configuration folder, by family."""
     return {name: read_space(path) for name, path in yaml_files((root or config_root()) / "spaces").items()}
+
+
+def spaces_of(arch: str, gluon: bool = True) -> dict[str, SearchSpace]:
+    """The spaces of the families that run on an arch; without `gluon` those that Triton's own compiler schedules, which are
+    the ones that the cost model knows."""
+    spaces = all_spaces()
+    fits = {name: FAMILIES[name].archs is None or arch in (FAMILIES[name].archs or ()) for name in spaces}
+    return {name: space for name, space in spaces.items() if fits[name] and (gluon or not FAMILIES[name].gluon)}
 
 
 def read_space(path: Path) -> SearchSpace:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kgen.archs import ArchSpec, DeviceClass
+from kgen.runtime.families import FAMILIES
 from kgen.space import SearchSpace
 from kgen.types import Candidate, KernelSpec, LaunchOptions
 
@@ -63,15 +64,40 @@ def _moves(spec: KernelSpec, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"prefetch": False}
 
 
+def _gluon_points(spec: KernelSpec, space: SearchSpace, sms: int) -> Iterator[dict[str, Any]]:
+    """Spaces of the Hopper families list on every axis what is usual first. The base point, then other split counts, then a
+    change along each other axis, for every latent type."""
+    axes = {axis.name: axis.values for axis in space.axes}
+    usual = {name: values[0] for name, values in axes.items()}
+    heights = sorted(int(v) for v in axes["block_h"] if v is not None)
+    usual["block_h"] = next((height for height in heights if height >= spec.heads), heights[-1])
+    block_h, block_k = int(usual["block_h"]), int(usual["block_k"] or 64)
+    programs = spec.tokens * -(-spec.heads // block_h)
+    blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
+    counts = [int(v) for v in axes["splits"] if v is not None]
+    full = max((n for n in counts if programs * n <= sms and n <= blocks), default=1)
+    near = sorted(counts, key=lambda n: (abs(n.bit_length() - full.bit_length()), -n))[:3]
+    for latent in axes.get("latent", (None,)):
+        base = usual if latent is None else usual | {"latent": latent}
+        yield from (base | {"splits": splits} for splits in near)
+        for name, values in axes.items():
+            if name not in ("splits", "latent"):
+                yield from (base | {name: value, "splits": full} for value in values[1:])
+
+
 def starting_points(
     spec: KernelSpec, space: SearchSpace, arch: ArchSpec, device: DeviceClass | None = None
 ) -> list[Candidate]:
     """Feasible points to try first, in order."""
-    base = base_point(spec, arch, device.sms if device else arch.max_sms)
+    sms = device.sms if device else arch.max_sms
     allowed = {axis.name: axis.values for axis in space.axes}
     found: dict[Candidate, None] = {}
-    for move in _moves(spec, base):
-        point = base | move
+    if FAMILIES[space.family].gluon:
+        points = _gluon_points(spec, space, sms)
+    else:
+        base = base_point(spec, arch, sms)
+        points = (base | move for move in _moves(spec, base))
+    for point in points:
         if any(point[name] not in allowed[name] for name in point):
             continue
         tunables = {name: value for name, value in point.items() if name not in LAUNCH}

@@ -15,7 +15,7 @@ from kgen.environment import STATIC, current_environment
 from kgen.probe_records import ProbeRecord, ProbeStore
 from kgen.records import RecordStore, winner
 from kgen.render import template_hash
-from kgen.space import all_spaces
+from kgen.space import spaces_of
 from kgen.static import Pick, Result, candidates_of, choose, combine_jobs, diverse, options_of, ranked, refusal, vote
 from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
 
@@ -120,7 +120,7 @@ def run_static(
     todo = [spec for spec in specs if spec not in current]
     summary.current = len(specs) - len(todo)
     if todo:
-        spaces = list(all_spaces().values())
+        spaces = list(spaces_of(arch.name, gluon=False).values())
         wanted = {spec: [c for space in spaces for c in candidates_of(spec, space, arch)] for spec in todo}
         used = {attention_job(r.spec, r.candidate, arch.cc) for r in current.values()}
         _compile_wanted(wanted, arch, prober, budget, say)

@@ -101,6 +101,11 @@ class Candidate:
         return dict(self.tunables)[name]
 
     @property
+    def chunk(self) -> int:
+        """Width of the slices of the head dimension, where that is a part of the module's text; else 0."""
+        return int(dict(self.tunables).get("chunk") or 0)
+
+    @property
     def slug(self) -> str:
         """e.g. `portable block_h=64 block_k=64 … warps=8 stages=2`."""
         parts = [self.family] + [f"{name}={_word(value)}" for name, value in self.tunables]

@@ -34,6 +34,9 @@ _LN2 = 0.6931471805599453
 _POINTS = 1 << 26  # tokens * heads * keys of a reference
 _KEYS = 1 << 19  # tokens * keys of a reference
 
+_MEMORY_TRIES, _MEMORY_WAIT_S, _MEMORY_KEPT = 5, 4.0, 4 << 30
+"""How often a case is tried that finds no memory, seconds between, and cached bytes above which a case's blocks are freed."""
+
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 """out, then lse and max_logits or None."""
@@ -212,15 +215,28 @@ def _guarded(
 ) -> tuple[CaseResult, bool]:
     """(result, whether the CUDA context is lost): whatever is raised becomes a failure."""
     try:
-        return run_case(case, attention, device, repeat, rows_limit), False
+        return _with_memory(lambda: run_case(case, attention, device, repeat, rows_limit)), False
     except torch.cuda.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        return _failed(case, "error", f"Out of memory: {error}"), False
+        return _failed(case, "error", f"Out of memory, {_MEMORY_TRIES} times: {error}"), False
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if device != "cpu" and _context_lost():
             return _failed(case, "crash", text), True
         return _failed(case, "refused" if type(error).__name__ == "Unsupported" else "error", text), False
+
+
+def _with_memory(run: Callable[[], CaseResult]) -> CaseResult:
+    """Processes that share a GPU can use up its memory for a while: cached blocks are given back, and it is tried again."""
+    for _ in range(_MEMORY_TRIES - 1):
+        try:
+            return run()
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            time.sleep(_MEMORY_WAIT_S)
+        finally:
+            if torch.cuda.is_available() and torch.cuda.memory_reserved() > _MEMORY_KEPT:
+                torch.cuda.empty_cache()
+    return run()
 
 
 def _context_lost() -> bool:

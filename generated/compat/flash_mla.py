@@ -108,6 +108,7 @@ def flash_mla_with_kvcache(
     *,
     out: torch.Tensor | None = None,
     kv_layout: str | None = None,
+    scale_range: tuple[float, float] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sparse decode over a paged fp8 cache: (out [b, s_q, h_q, 512] bf16, lse [b, h_q, s_q] fp32, a transposed view).
 
@@ -118,7 +119,8 @@ def flash_mla_with_kvcache(
     lengths are not.
 
     Additions: `out` is written in place; `kv_layout` names the layout (v32, v4, v41_footer, v41_inline) instead of the
-    width of the cache, which does not tell where a 528-byte V4.1 record keeps its scales. Raises `Unsupported`.
+    width of the cache, which does not tell where a 528-byte V4.1 record keeps its scales; `scale_range` is the caller's
+    promise about group scales, as in `dispatch.sparse_mla`. Raises `Unsupported`.
     """
     reasons = _mode_reasons(head_dim_v, tile_scheduler_metadata, num_splits, causal, is_fp8_kvcache, indices)
     if reasons or indices is None:
@@ -140,6 +142,7 @@ def flash_mla_with_kvcache(
         out=out,
         return_lse=True,
         empty_lse=math.inf,
+        scale_range=scale_range,
     )
     execute(call)
     tile_scheduler_metadata.have_initialized = True

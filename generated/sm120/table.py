@@ -1,7 +1,10 @@
 """Dispatch table of sm120, Emitted by kgen 0.1.0.
 
-Templates (hash): portable 07323bda6d0dcddd, combine 6c4c20e7d0525908,
-cache_ops 19a17b444330d2aa, index_ops ffa2d885667e243d.
+Templates (hash):
+    portable 07323bda6d0dcddd
+    combine 6c4c20e7d0525908
+    cache_ops 19a17b444330d2aa
+    index_ops ffa2d885667e243d
 
 One entry per line: the shapes it was made for (ranges inclusive), the kernel module, its constants, and where
 they come from: measured µs of the anchor's token count, or "static": ranked by a cost model, never timed.
@@ -78,10 +81,9 @@ C54 = config(16, 3, block_h=32, block_k=32, chunk=256, partial='fp32', prefetch=
 P0 = Provenance(source='static', device_class='static', triton='3.6.0')
 
 
-def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, **facts):
-    return Entry(
-        layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, replace(origin, **facts)
-    )
+def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, tier=0, **facts):
+    made_for = layout, dual, heads, topk, extra_topk, page, extra_page, tokens
+    return Entry(*made_for, module, config, replace(origin, **facts), tier)
 
 
 ENTRIES: tuple[Entry, ...] = (

@@ -1,7 +1,13 @@
 """Dispatch table of sm90, Emitted by kgen 0.1.0.
 
-Templates (hash): portable 07323bda6d0dcddd, combine 6c4c20e7d0525908,
-cache_ops 19a17b444330d2aa, index_ops ffa2d885667e243d.
+Templates (hash):
+    portable 07323bda6d0dcddd
+    sm90_ws 0a474655d3cf7728
+    sm90_ws_fp8 411d55a275d9be59
+    sm90_few 7827be0b02e2f3d1
+    combine 6c4c20e7d0525908
+    cache_ops 19a17b444330d2aa
+    index_ops ffa2d885667e243d
 
 One entry per line: the shapes it was made for (ranges inclusive), the kernel module, its constants, and where
 they come from: measured µs of the anchor's token count, or "static": ranked by a cost model, never timed.
@@ -97,10 +103,9 @@ P1 = Provenance(source='static', device_class='static', triton='3.6.0')
 P2 = Provenance(source='inherited', device_class='h200', gpu='NVIDIA H200', triton='3.6.0')
 
 
-def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, **facts):
-    return Entry(
-        layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, replace(origin, **facts)
-    )
+def _e(layout, dual, heads, topk, extra_topk, page, extra_page, tokens, module, config, origin, tier=0, **facts):
+    made_for = layout, dual, heads, topk, extra_topk, page, extra_page, tokens
+    return Entry(*made_for, module, config, replace(origin, **facts), tier)
 
 
 ENTRIES: tuple[Entry, ...] = (

@@ -153,11 +153,11 @@ def make_plan(
     """A TunePlan over every family's space, each search begun at `kgen.starts`."""
     from kgen.render import template_hash
     from kgen.search import SearchPart
-    from kgen.space import all_spaces
+    from kgen.space import spaces_of
     from kgen.starts import starting_points
     from kgen.tune import SpecPlan, TunePlan
 
-    spaces = all_spaces()
+    spaces = spaces_of(arch.name)
     plans = []
     for spec in specs:
         parts, first = [], []

@@ -88,13 +88,14 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
     import importlib
 
     from kgen.build import attention_job, combine_job
+    from kgen.runtime.families import family_of
     from kgen.types import Candidate, KernelSpec, LaunchOptions
 
     jobs: dict[ProbeJob, str] = {}
     for entry in importlib.import_module(f"{package}.{arch.name}.table").ENTRIES:
         config, paged = entry.config, entry.page or 64
         launch = LaunchOptions(config.num_warps, config.num_stages, config.maxnreg)
-        family = entry.module.removesuffix(f"_c{config['chunk']}").removesuffix(f"_{entry.layout}")
+        family = family_of(entry.module, entry.layout).name
         one_shape = entry.topk[0] == entry.topk[1] and entry.extra_topk[0] == entry.extra_topk[1]
         tokens = min(entry.tokens[1], 1 << 20)
         spec = KernelSpec(

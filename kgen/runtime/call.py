@@ -57,3 +57,17 @@ class AttentionCall:
     max_logits_strides: tuple[int, int, int]
     lse_scale: float = 1.0
     empty_lse: float = float("-inf")
+    fp16: bool = False  # the caller states that every group scale lies in families.FP16_SCALES
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows may be copied 16 bytes at a time; by multiples of 16 elements, which is what Triton looks at."""
+        caches = (self.main,) if self.extra is None else (self.main, self.extra)
+        pointers = self.q.data_ptr() | self.out.data_ptr()
+        strides = 0
+        for stride in (*self.q_strides, *self.out_strides):
+            strides |= stride
+        for cache in caches:
+            pointers |= cache.kv.data_ptr()
+            strides |= cache.page_stride
+        return not (pointers % 16 or strides % 16)

@@ -88,6 +88,17 @@ def check_scalars(sm_scale: float, lse_base: str, reasons: list[str]) -> None:
         reasons.append(f'lse_base is {lse_base!r}: pass "e" (natural logarithm) or "2".')
 
 
+def check_scale_range(scale_range: object, reasons: list[str]) -> None:
+    """A promise about group scales: None, or two finite numbers 0 <= low <= high."""
+    if scale_range is None:
+        return
+    numbers = scale_range if isinstance(scale_range, (tuple, list)) and len(scale_range) == 2 else ()
+    if not numbers or not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+        reasons.append(f"scale_range is {scale_range!r}: pass None, or two finite Python numbers (low, high).")
+    elif not 0 <= numbers[0] <= numbers[1]:
+        reasons.append(f"scale_range is {scale_range!r}: pass (low, high) with 0 <= low <= high.")
+
+
 def check_layout(word: str, q: torch.Tensor, dual: bool, reasons: list[str]) -> KvLayout | None:
     d_qk = q.shape[-1] if q.ndim else 0
     layout = find_layout(word, d_qk)

@@ -51,6 +51,7 @@ def sparse_mla(
     return_lse: bool = False,
     return_max_logits: bool = False,
     lse_base: str = "e",
+    scale_range: tuple[float, float] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """out[t, h] = sum_j exp(x_j) v_j / (sum_j exp(x_j) + exp(attn_sink[h])) over the keys j that `indices` selects.
 
@@ -70,6 +71,9 @@ def sparse_mla(
     out: [..., h, 512] bf16 and lse: [..., h] fp32, with q's leading dims; written in place when passed in.
     workspace: bytes for split keys, `workspace_size` of them, 16-byte aligned; else allocated (a graph's pool in a
     capture).
+    scale_range: the caller's promise that every group scale of the caches lies in [low, high]. Inside [6e-5, 146] it allows
+        kernels that keep the scaled latents and q (|q| < 65504) in fp16, which are faster and more exact; without it, or
+        with a wider range, latents are bf16 and any scale is right. A broken promise gives infinities or lost digits.
 
     Returns out, then lse, then max_logits ([..., h] fp32) as asked for. lse is the logarithm to `lse_base` ("e" or
     "2") of sum_j exp(x_j), without the sink; max_logits is max_j x_j, always natural. A row without a valid key has
@@ -79,7 +83,7 @@ def sparse_mla(
     call = build_call(
         q, kv, indices, sm_scale=sm_scale, kv_layout=kv_layout, topk_length=topk_length, attn_sink=attn_sink,
         extra_kv=extra_kv, extra_indices=extra_indices, extra_topk_length=extra_topk_length, out=out, lse=lse,
-        return_lse=return_lse, return_max_logits=return_max_logits, lse_base=lse_base,
+        return_lse=return_lse, return_max_logits=return_max_logits, lse_base=lse_base, scale_range=scale_range,
     )  # fmt: skip
     execute(call, workspace)
     if not return_lse and not return_max_logits:
@@ -110,18 +114,19 @@ def supports(
     return_lse: bool = False,
     return_max_logits: bool = False,
     lse_base: str = "e",
+    scale_range: tuple[float, float] | None = None,
 ) -> list[str]:
     """Why `sparse_mla` would refuse these arguments, one sentence per reason; empty when it would serve them."""
     reasons = refusals(
         q, kv, indices, sm_scale=sm_scale, kv_layout=kv_layout, topk_length=topk_length, attn_sink=attn_sink,
         extra_kv=extra_kv, extra_indices=extra_indices, extra_topk_length=extra_topk_length, out=out, lse=lse,
-        lse_base=lse_base,
+        lse_base=lse_base, scale_range=scale_range,
     )  # fmt: skip
     if reasons:
         return reasons
     try:
         target = target_of(q.device)
-        shape = shape_of(q, kv, indices, kv_layout, extra_kv, extra_indices)
+        shape = shape_of(q, kv, indices, kv_layout, extra_kv, extra_indices, scale_range)
         serving = serve(target.arch, target.device_class, shape)
         if workspace is not None:
             _check_workspace(workspace, serving.scratch, q.device)

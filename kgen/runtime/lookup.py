@@ -10,9 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from . import launch
+from .families import is_gluon
 from .select import Choice, cannot_serve, select
 from .table import Entry, Shape
-from .target import Table, load_table
+from .target import INTERPRETER, Table, load_table
 from .validate import Unsupported
 
 PACKAGE = __package__ or "generated"
@@ -46,10 +47,12 @@ def choose(arch: str, device_class: str | None, shape: Shape, exclude: Sequence[
         choice = select(table.entries, shape, device_class, exclude=out)
         if choice is None:
             break
-        problem = _triton_problem(arch, choice.entry.module)
+        unsuited = _interpreter_problem(choice.entry, device_class)
+        problem = unsuited or _triton_problem(arch, choice.entry.module)
         if problem is None:
             return choice
-        _log_once(problem)
+        if unsuited is None:
+            _log_once(problem)
         reasons.append(problem)
         out += [entry for entry in table.entries if entry.module == choice.entry.module]
     reasons += _table_reasons(table, shape) if not reasons else []
@@ -91,6 +94,13 @@ def _triton_problem(arch: str, module: str) -> str | None:
     if _version(first) <= _version(triton.__version__) < _version(below):
         return None
     return f"{name} is valid for Triton {first} up to but not including {below}; {triton.__version__} is installed."
+
+
+def _interpreter_problem(entry: Entry, device_class: str | None) -> str | None:
+    """Why an entry's module cannot run in Triton's interpreter, when that is the target; else None."""
+    if device_class == INTERPRETER and is_gluon(entry.module, entry.layout):
+        return f"{entry.module} is written in Gluon, which Triton's interpreter does not run."
+    return None
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 from kgen import render
 from kgen.config import template_root
 from kgen.errors import BuildError, ConfigError
+from kgen.runtime.families import FAMILIES as launchable
 from kgen.runtime.layouts import LAYOUTS
 
 FAMILIES = sorted(render.TRITON_RANGE)
@@ -24,8 +25,10 @@ def variables(family: str) -> set[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_templates_read_only_what_the_context_has(family: str) -> None:
-    layout = None if family in render.LAYOUT_FREE else "v4"
-    context = render.render_context(family, layout, "sm90", 64 if family in render.CHUNK_FAMILIES else 0)
+    layouts = ("v4",) if family not in launchable else launchable[family].layouts
+    layout = None if family in render.LAYOUT_FREE else layouts[-1]
+    chunk = render.chunk_choices(LAYOUTS[layouts[-1]])[0] if family in render.CHUNK_FAMILIES else 0
+    context = render.render_context(family, layout, "sm90", chunk)
     assert variables(family) <= set(context)
     assert {"arch", "template_hash", "triton_range"} <= variables(family)
 
@@ -74,3 +77,8 @@ def test_unknown_names_are_sentences() -> None:
         render.render_module("portable", "v5", "sm90", 64)
     with pytest.raises(ConfigError, match="cannot be cut into chunks of 128"):
         render.render_module("portable", "v4", "sm90", 128)
+
+
+def test_a_layout_that_a_family_does_not_read_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="does not read layout v41_inline; it reads"):
+        render.render_module("sm90_few", "v41_inline", "sm90")

@@ -130,7 +130,7 @@ def test_a_fallback_is_logged_once(tree: FakeTree, caplog: pytest.LogCaptureFixt
         for tokens in (1, 2, 3, 3, 300):
             sparse_mla(**arguments(heads=11, tokens=tokens))
     assert [record.message for record in caplog.records] == [
-        "sm90, layout v4, 11 heads, topk 6: no entry measured on this GPU serves it, one of h200 does; "
+        "sm90, layout v4, 11 heads, topk 6: no entry measured on interpreter serves it, one of h200 does; "
         "generic form, made for 16 heads, asked for 11."
     ]
 

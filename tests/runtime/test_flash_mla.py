@@ -40,7 +40,7 @@ def test_signature_is_flash_mla_s(function: Any) -> None:
     positional = [p.replace(annotation=p.empty) for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
     assert ", ".join(map(str, positional)) == PUBLISHED[function]
     added = [p for p in parameters if p.kind == p.KEYWORD_ONLY]
-    assert {p.name for p in added} <= {"out", "kv_layout"} and all(p.default is None for p in added)
+    assert {p.name for p in added} <= {"out", "kv_layout", "scale_range"} and all(p.default is None for p in added)
 
 
 def test_scheduling_object_is_flash_mla_s() -> None:

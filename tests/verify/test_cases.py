@@ -6,8 +6,9 @@ import itertools
 from collections import Counter
 
 import pytest
+import torch
 
-from kgen.check import attention_reference, core_edges, make_case
+from kgen.check import attention_reference, core_edges, make_case, tolerance_for
 from kgen.runtime.layouts import DUAL_LAYOUTS
 from kgen.verify_cases import CPU_KEYS, VerifyCase, cases_of, core_cases, full_cases, sanitizer_cases
 
@@ -124,3 +125,19 @@ def test_full_has_the_peers_matrices() -> None:
     decode = [case.spec for case in cases if case.suite == "flashmla_decode"]
     assert {spec.page for spec in decode} >= {2, 53, 61, 64, 69, 576}
     assert {spec.tokens // spec.s_q for spec in decode} >= {4, 74, 321}
+
+
+def test_flash_mla_bounds_hold_for_values_of_its_magnitude_and_not_for_twice_that() -> None:
+    """The best kernel that rounds P to bf16: two keys share the weight, their values cancel, and only P's rounding is left.
+
+    Its error is at most 2^-9 |v|, where groups reach 2 * value_scale per sigma. Two keys at 4 sigma at once: 4 of 10^9
+    elements; at 5 sigma one key of two would do for the bound to break at twice the scale, as it did on an H200.
+    """
+    weights = torch.linspace(0.5, 0.75, 4001, dtype=torch.float64)
+    pair = torch.stack([weights, 1 - weights])
+    rounding = (pair.to(torch.bfloat16).double() - pair).abs().sum(0).max().item()
+    assert 2**-10 < rounding <= 2**-9
+    for case in (c for c in full_cases() if c.suite in ("flashmla_prefill", "flashmla_decode")):
+        bound, sigma = tolerance_for(case.spec).out.abs, 2 * case.spec.value_scale
+        assert rounding * 4 * sigma <= bound
+        assert rounding * 5 * (2 * sigma) > bound

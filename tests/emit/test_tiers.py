@@ -1,0 +1,86 @@
+"""Which records become which tier: the fastest of all, of those that need no promise, of those that always run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kgen.archs import load_arch
+from kgen.emit import table_text, template_hashes
+from kgen.runtime.select import select
+from kgen.runtime.table import Entry, Shape
+from kgen.select import select_entries
+from kgen.types import Candidate, Environment, KernelSpec, LaunchOptions, Measurement, TuneRecord
+
+ARCH = load_arch("sm90")
+HASHES = template_hashes("sm90")
+HERE = Environment("sm90", "h200", "NVIDIA H200", 90, 132, "580", "3.6.0", "2.11", "3.12", "0.1")
+ONE, SIXTEEN = (KernelSpec("sm90", "v32", 64, 2048, 64, tokens) for tokens in (1, 16))
+
+
+def record(spec: KernelSpec, us: float, family: str, latent: str | None = None, static: bool = False) -> TuneRecord:
+    tunables: dict[str, int | str | bool] = {"block_h": 64, "block_k": 64, "splits": 2, "specialise": False}
+    tunables |= {"chunk": 128, "partial": "fp32"} if latent is None else {"latent": latent}
+    candidate = Candidate.make(family, tunables, LaunchOptions(4, 1))
+    made = TuneRecord(spec, candidate, HASHES[family], HERE)
+    if static:
+        return replace(made, environment=replace(HERE, device_class="static"), estimate_us=us, considered=3)
+    return replace(made, measurement=Measurement(us, us, us, 9, 9, "cuda-graph", 9))
+
+
+def served(entries: list[Entry], **more: bool) -> tuple[str, object, float | None]:
+    choice = select(entries, replace(Shape("v32", 64, 2048, 64, 1), **more), "h200")
+    assert choice is not None
+    entry = choice.entry
+    return entry.module, entry.config.get("latent", "-"), entry.provenance.us
+
+
+ALL = [
+    record(ONE, 10.0, "sm90_ws_fp8", "fp16"),
+    record(ONE, 12.0, "sm90_ws_fp8", "bf16"),
+    record(ONE, 20.0, "portable"),
+    record(ONE, 25.0, "portable", static=True),
+]
+
+
+def test_each_call_gets_the_fastest_that_it_qualifies_for() -> None:
+    entries = select_entries(ALL, [ONE], ARCH, HASHES)
+    assert [entry.tier for entry in entries] == [0, 1, 2]
+    assert served(entries, fp16=True) == ("sm90_ws_fp8_v32", "fp16", 10.0)
+    assert served(entries) == ("sm90_ws_fp8_v32", "bf16", 12.0)
+    assert served(entries, fp16=True, aligned=False) == ("portable_v32_c128", "-", 20.0)
+
+
+def test_a_winner_that_serves_every_call_stands_alone() -> None:
+    slow = [record(ONE, 30.0, "sm90_ws_fp8", "fp16"), record(ONE, 31.0, "sm90_ws_fp8", "bf16"), ALL[2]]
+    entries = select_entries(slow, [ONE], ARCH, HASHES)
+    assert [(entry.module, entry.tier) for entry in entries] == [("portable_v32_c128", 0)]
+
+
+def test_a_bf16_winner_leaves_out_the_tier_of_fp16() -> None:
+    entries = select_entries([ALL[1], ALL[2], record(ONE, 13.0, "sm90_ws_fp8", "fp16")], [ONE], ARCH, HASHES)
+    assert [(entry.config.get("latent", "-"), entry.tier) for entry in entries] == [("bf16", 0), ("-", 2)]
+
+
+def test_where_no_portable_kernel_was_timed_the_static_one_serves_the_rest() -> None:
+    entries = select_entries([*ALL[:2], ALL[3]], [ONE], ARCH, HASHES)
+    assert served(entries, aligned=False) == ("portable_v32_c128", "-", None)
+
+
+def test_inherited_buckets_have_all_tiers() -> None:
+    entries = select_entries(ALL, [ONE, SIXTEEN], ARCH, HASHES)
+    at_16 = Shape("v32", 64, 2048, 64, 16)
+    for fp16, aligned, latent in ((True, True, "fp16"), (False, True, "bf16"), (True, False, "-")):
+        choice = select(entries, replace(at_16, fp16=fp16, aligned=aligned), "h200")
+        assert choice is not None and choice.exact and choice.entry.config.get("latent", "-") == latent
+
+
+@pytest.mark.parametrize("count", [3])
+def test_the_table_text_holds_the_tiers(count: int) -> None:
+    entries = select_entries(ALL, [ONE], ARCH, HASHES)
+    text = table_text(ARCH, entries)
+    assert text.count("tier=1, ") == 1 and text.count("tier=2, ") == 1
+    namespace: dict[str, object] = {"__package__": "kgen.runtime.sm90"}
+    exec(text.replace("from ..table", "from kgen.runtime.table"), namespace)  # noqa: S102 - our own text
+    assert list(namespace["ENTRIES"]) == entries and len(entries) == count  # type: ignore[call-overload]

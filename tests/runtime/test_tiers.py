@@ -1,0 +1,91 @@
+"""Entries that ask something of a call: a stated scale range for fp16, 16-byte alignment for the Gluon families."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kgen.runtime.select import cannot_serve, select
+from kgen.runtime.table import Entry, Provenance, Shape, config
+from kgen.runtime.validate import Unsupported, build_call, shape_of
+
+SHAPE = Shape("v32", 64, 2048, 64, 16)
+
+
+def entry(module: str, tier: int, tokens: tuple[int, int] = (5, 16), **tunables: int | str | bool) -> Entry:
+    made = config(4, 1, block_h=64, block_k=64, **tunables)
+    provenance = Provenance("measured", "h200", us=10.0 + tier, anchor_tokens=16)
+    return Entry("v32", False, 64, (2048, 2048), (0, 0), 64, None, tokens, module, made, provenance, tier)
+
+
+FP16 = entry("sm90_ws_fp8_v32", 0, latent="fp16")
+BF16 = entry("sm90_ws_fp8_v32", 1, latent="bf16")
+PORTABLE = entry("portable_v32_c128", 2, tokens=(16, 16))  # narrower: a tie must not be decided by that
+TABLE = (PORTABLE, BF16, FP16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        (replace(SHAPE, fp16=True), FP16),
+        (SHAPE, BF16),
+        (replace(SHAPE, fp16=True, aligned=False), PORTABLE),
+        (replace(SHAPE, aligned=False), PORTABLE),
+        (replace(SHAPE, fp16=True, heads=24), FP16),
+        (replace(SHAPE, heads=24, tokens=999), BF16),
+    ],
+)
+def test_the_lowest_tier_that_the_call_qualifies_for_serves(shape: Shape, wanted: Entry) -> None:
+    choice = select(TABLE, shape, "h200")
+    assert choice is not None and choice.entry == wanted
+    assert all(sentence.endswith(".") for _, sentence in choice.reasons_against)
+
+
+def test_what_rules_an_entry_out_is_said() -> None:
+    assert "scale_range" in (cannot_serve(FP16, SHAPE) or "")
+    assert "multiple of 16" in (cannot_serve(BF16, replace(SHAPE, aligned=False)) or "")
+    assert cannot_serve(PORTABLE, replace(SHAPE, aligned=False)) is None
+
+
+def arguments(d_pad: int = 0, page_gap: int = 0) -> dict[str, object]:
+    cache = torch.zeros(2, 64 * 656 + page_gap, dtype=torch.uint8)
+    kv = cache.as_strided((2, 64, 1, 656), (cache.stride(0), 656, 656, 1))
+    q = torch.zeros(3, 64, 576 + d_pad, dtype=torch.bfloat16)[..., :576]
+    return {"q": q, "kv": kv, "indices": torch.zeros(3, 8, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("d_pad", "page_gap", "aligned"), [(0, 0, True), (16, 0, True), (8, 0, False), (0, 16, True), (0, 8, False)]
+)
+def test_alignment_is_what_triton_can_see(d_pad: int, page_gap: int, aligned: bool) -> None:
+    call = build_call(**arguments(d_pad, page_gap), sm_scale=1.0, kv_layout="v32")  # type: ignore[arg-type]
+    assert call.aligned is aligned
+
+
+@pytest.mark.parametrize(
+    ("scale_range", "fp16"),
+    [(None, False), ((6e-5, 146.0), True), ((5.9e-5, 1.0), False), ((1e-3, 146.5), False), ((0.0, 1.0), False)],
+)
+def test_only_a_range_inside_the_limits_allows_fp16(scale_range: tuple[float, float] | None, fp16: bool) -> None:
+    given = arguments()
+    call = build_call(**given, sm_scale=1.0, kv_layout="v32", scale_range=scale_range)  # type: ignore[arg-type]
+    assert call.fp16 is fp16
+    shape = shape_of(given["q"], given["kv"], given["indices"], "v32", scale_range=scale_range)  # type: ignore[arg-type]
+    assert shape.fp16 is fp16
+
+
+def test_bf16_caches_have_no_scales_to_state() -> None:
+    q = torch.zeros(3, 64, 512, dtype=torch.bfloat16)
+    kv = torch.zeros(9, 512, dtype=torch.bfloat16)
+    indices = torch.zeros(3, 8, dtype=torch.int32)
+    assert not build_call(q, kv, indices, sm_scale=1.0, kv_layout="bf16", scale_range=(0.1, 1.0)).fp16
+
+
+@pytest.mark.parametrize(
+    "wrong", ["wide", (1.0,), (2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (0.0, float("inf")), 3]
+)
+def test_a_range_that_is_none_is_refused_in_words(wrong: object) -> None:
+    with pytest.raises(Unsupported, match="scale_range is"):
+        build_call(**arguments(), sm_scale=1.0, kv_layout="v32", scale_range=wrong)  # type: ignore[arg-type]
