@@ -1,0 +1,98 @@
+"""What differs between kernel families when one is launched: constants, grid, extra arguments, and what a call must have.
+
+Every family's `attention_kernel` takes the arguments of `launch.attention_args`. The Hopper families are written in Gluon:
+behind those they take the token count and the split count, and they run in a one-dimensional grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .layouts import LAYOUTS
+
+FP16_SCALES = (6e-5, 146.0)
+"""Group scales inside this range keep scale * e4m3 (at most 448) exact enough and finite in fp16 (146 * 448 < 65504)."""
+
+NOT_CONSTANTS = ("block_h", "block_k", "splits", "specialise", "partial", "latent", "chunk")
+"""Tunables of a Gluon family that are no constants of its kernel under their own name."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family.
+
+    `gluon`: warp-specialised; there is no interpreter for it, and rows are copied 16 bytes at a time, so that a call must be
+    `aligned`: tensors that start at a multiple of 16 bytes, strides of q, out and the caches that are multiples of 16
+    (elements; bytes for paged caches), which is what Triton can see.
+    """
+
+    name: str
+    layouts: tuple[str, ...]
+    archs: tuple[str, ...] | None  # None: every arch
+    gluon: bool
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("portable", tuple(LAYOUTS), None, False),
+        Family("sm90_ws", ("bf16_d576", "bf16_d512"), ("sm90",), True),
+        Family("sm90_ws_fp8", ("v32", "v4"), ("sm90",), True),
+        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True),
+    )
+}
+
+
+@lru_cache(maxsize=1024)
+def family_of(module: str, layout: str) -> Family:
+    """The family of an emitted module's name, `<family>_<layout>` with or without `_c<chunk>`."""
+    name = module.partition(f"_{layout}")[0]
+    if name not in FAMILIES:
+        raise ValueError(f"Module {module!r} is of no family that this package can launch: emit the package again.")
+    return FAMILIES[name]
+
+
+def is_gluon(module: str, layout: str) -> bool:
+    """Whether an emitted module is of a family that asks for an aligned call and a GPU."""
+    family = FAMILIES.get(module.partition(f"_{layout}")[0])
+    return family is not None and family.gluon
+
+
+def attention_constants(
+    family: Family, tunables: Mapping[str, Any], exact: Mapping[str, int], dual: bool, split: bool, upcast: bool
+) -> dict[str, Any]:
+    """Constants of `attention_kernel`. `exact`: heads, topk, extra_topk, page, extra_page, each 0 in the generic form."""
+    if family.gluon:
+        constants = {
+            "DUAL": dual, "SPLIT": split, "PAGE": exact["page"], "EXTRA_PAGE": exact["extra_page"],
+            "HB": tunables["block_h"], "FP16": tunables["latent"] == "fp16",
+        }  # fmt: skip
+        own = {name.upper(): value for name, value in tunables.items() if name not in NOT_CONSTANTS}
+        return constants | own
+    return {
+        "BLOCK_H": tunables["block_h"],
+        "BLOCK_K": tunables["block_k"],
+        "SWAP_AB": tunables["swap_ab"],
+        "SCORE_SCALES": tunables["scale_site"] == "score",
+        "PREFETCH": tunables["prefetch"],
+        "DUAL": dual,
+        "SPLIT": split,
+        "HEADS": exact["heads"],
+        "TOPK": exact["topk"],
+        "EXTRA_TOPK": exact["extra_topk"],
+        "PAGE": exact["page"],
+        "EXTRA_PAGE": exact["extra_page"],
+        "UPCAST": upcast,
+    }
+
+
+def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:
+    """Programs of one launch. Gluon: items in one dimension, head block fastest, then split, then token; a persistent kernel
+    runs one program per SM at most."""
+    if not family.gluon:
+        return (tokens * head_blocks, splits)
+    items = tokens * head_blocks * splits
+    return (min(items, sms) if persistent else items,)
