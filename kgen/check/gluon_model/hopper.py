@@ -9,7 +9,7 @@ import torch
 
 from . import state
 from . import types as ty
-from .language import Layout
+from .layouts import Layout
 from .memory import Shared
 from .types import DType, ModelError
 from .values import Tensor, as_tensor

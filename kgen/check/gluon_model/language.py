@@ -38,33 +38,6 @@ class constexpr:  # noqa: N801
         return value
 
 
-# ---------------------------------------------------------------------------------------------- layouts
-
-
-class Layout:
-    """Where elements live. Inert: the compiler checks layouts, the model only values."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.args = args
-        self.kwargs = kwargs
-
-    @classmethod
-    def get_default_for(cls, *args: Any, **kwargs: Any) -> Layout:
-        return cls(*args, **kwargs)
-
-
-LAYOUTS = (
-    *("AutoLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout", "DotOperandLayout", "CoalescedLayout"),
-    *(
-        "NVMMADistributedLayout",
-        "NVMMASharedLayout",
-        "SwizzledSharedLayout",
-        "PaddedSharedLayout",
-        "SharedLinearLayout",
-    ),
-)
-
-
 # ---------------------------------------------------------------------------------------------- creation
 
 

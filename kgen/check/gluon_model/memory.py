@@ -54,7 +54,7 @@ class GlobalMemory:
             yield (..., *self._inside(addresses, low - 1, size, verb))
             return
         slots = addresses >> _SPACE
-        for slot in slots.unique().tolist():
+        for slot in torch.unique(slots).tolist():
             here = slots == slot
             yield (here, *self._inside(addresses[here], slot - 1, size, verb))
 

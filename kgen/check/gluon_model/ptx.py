@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -100,57 +102,113 @@ def _from_registers(bits: list[Bits], dtype: DType, instances: int, pack: int) -
     return ty.bitcast(raw.to(word.carrier), word, dtype)
 
 
+@dataclass(frozen=True)
+class _Instruction:
+    """One statement, or several with the same opcode and guard that do not touch each other's registers (`rows`)."""
+
+    text: str
+    label: str  # a label and nothing else
+    guard: str  # "p" or "!p"
+    opcode: str
+    rows: tuple[tuple[str, ...], ...]  # operands, the target first
+
+
+def _clean(part: str) -> str:
+    """Without the braces of scopes; those of vectors stand between operands."""
+    part = part.strip()
+    while part[:1] in ("{", "}") and not re.match(r"\{[^{}]*\}\s*,", part):
+        part = part[1:].strip()
+    return part
+
+
+@lru_cache(maxsize=256)
+def _parse(asm: str) -> tuple[_Instruction, ...]:
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", asm, flags=re.S)
+    steps: list[_Instruction] = []
+    for part in text.split(";"):
+        statement = _clean(part)
+        label = re.match(r"([\w$]+)\s*:\s*", statement)
+        while label:
+            steps.append(_Instruction(statement, label.group(1), "", "", ()))
+            statement = _clean(statement[label.end() :])
+            label = re.match(r"([\w$]+)\s*:\s*", statement)
+        if not statement or statement.startswith(".reg"):
+            continue
+        guard = re.match(r"@(!?[%\w$]+)\s+", statement)
+        rest = statement[guard.end() :] if guard else statement
+        opcode, _, operands = rest.partition(" ")
+        row = tuple(_TOKEN.findall(operands))
+        step = _Instruction(statement, "", guard.group(1) if guard else "", opcode, (row,))
+        if steps and _independent(steps[-1], step):
+            steps[-1] = replace(steps[-1], rows=(*steps[-1].rows, row))
+        else:
+            steps.append(step)
+    return tuple(steps)
+
+
+def _independent(before: _Instruction, step: _Instruction) -> bool:
+    """Whether the step may run together with those before it: elementwise, and no register of one is written by the other."""
+    row = step.rows[0]
+    if (before.opcode, before.guard) != (step.opcode, step.guard) or any(o[0] in "{[" for o in row):
+        return False
+    if step.opcode.split(".")[0] not in ("mul", "add", "sub", "fma") or len(before.rows[0]) != len(row):
+        return False
+    written = {r[0] for r in before.rows}
+    read = {o for r in before.rows for o in r}
+    return row[0] not in read and not written & set(row)
+
+
 class Program:
-    """Parsed text of one asm block."""
+    """One asm block of a function, run for all instances at once."""
 
     def __init__(self, asm: str, function: str) -> None:
         self.function = function
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", asm, flags=re.S)
-        self.statements = [s for s in (self._clean(part) for part in text.split(";")) if s]
-
-    def _clean(self, part: str) -> str:
-        """Without the braces of scopes; those of vectors stand between operands."""
-        part = part.strip()
-        while part[:1] in ("{", "}") and not re.match(r"\{[^{}]*\}\s*,", part):
-            part = part[1:].strip()
-        return part
+        self.steps = _parse(asm)
+        self._off: dict[str, torch.Tensor] = {}  # label -> instances that jumped to it
 
     def run(self, registers: dict[str, Bits], instances: int) -> None:
-        self._off: dict[str, torch.Tensor] = {}  # label -> instances that jumped to it
-        for statement in self.statements:
-            label = re.match(r"([\w$]+)\s*:\s*", statement)
-            while label:
-                self._off.pop(label.group(1), None)
-                statement = statement[label.end() :].lstrip("}").strip()
-                label = re.match(r"([\w$]+)\s*:\s*", statement)
-            if statement and not statement.startswith(".reg"):
-                self._execute(statement, registers, instances)
+        for step in self.steps:
+            if step.label:
+                self._off.pop(step.label, None)
+            else:
+                self._execute(step, registers, instances)
 
-    def _execute(self, statement: str, registers: dict[str, Bits], instances: int) -> None:
-        active = torch.ones(instances, dtype=torch.bool)
+    def _active(self, step: _Instruction, registers: dict[str, Bits]) -> torch.Tensor | None:
+        """Instances for which the step takes effect; None: all."""
+        active: torch.Tensor | None = None
         for jumped in self._off.values():
-            active = active & ~jumped
-        guard = re.match(r"@(!?)([%\w$]+)\s+", statement)
-        if guard:
-            holds = registers[guard.group(2)] != 0
-            active = active & (~holds if guard.group(1) else holds)
-            statement = statement[guard.end() :]
-        opcode, _, rest = statement.partition(" ")
-        operands = _TOKEN.findall(rest)
-        if opcode.split(".")[0] == "bra":
-            self._off[operands[0]] = self._off.get(operands[0], torch.zeros(instances, dtype=torch.bool)) | active
+            active = ~jumped if active is None else active & ~jumped
+        if step.guard:
+            holds = registers[step.guard.lstrip("!")] != 0
+            holds = ~holds if step.guard[0] == "!" else holds
+            active = holds if active is None else active & holds
+        return active
+
+    def _execute(self, step: _Instruction, registers: dict[str, Bits], instances: int) -> None:
+        active = self._active(step, registers)
+        name = step.opcode.split(".")[0]
+        if name == "bra":
+            label = step.rows[0][0]
+            taken = torch.ones(instances, dtype=torch.bool) if active is None else active
+            self._off[label] = self._off[label] | taken if label in self._off else taken
             return
-        if opcode.split(".")[0] in ("prefetch", "prefetchu", "discard", "applypriority"):
+        if step.opcode.startswith("cp.async.bulk.prefetch") or name in ("prefetch", "prefetchu", "discard"):
             return  # hints: no value changes
-        operation = OPERATIONS.get(opcode) or self._without_modifiers(opcode)
+        operation = OPERATIONS.get(step.opcode) or self._without_modifiers(step.opcode)
         if operation is None:
-            raise ModelError(f"{self.function} uses the PTX instruction {opcode!r}, which the model does not know.")
-        sources = [self._read(operand, registers, instances) for operand in operands[1:]]
+            raise ModelError(
+                f"{self.function} uses the PTX instruction {step.opcode!r}, which the model does not know."
+            )
+        sources = [[self._read(operand, registers, instances) for operand in row[1:]] for row in step.rows]
         try:
-            result = operation(*sources)
+            if len(sources) == 1:
+                results = [operation(*sources[0])]
+            else:
+                results = list(operation(*(torch.stack(column) for column in zip(*sources, strict=True))))
         except ModelError as error:
-            raise ModelError(f"{self.function}, {statement!r}: {error}") from error
-        self._write(operands[0], result, active, registers)
+            raise ModelError(f"{self.function}, {step.text!r}: {error}") from error
+        for row, result in zip(step.rows, results, strict=True):
+            self._write(row[0], result, active, registers)
 
     @staticmethod
     def _without_modifiers(opcode: str) -> Any:
@@ -170,12 +228,12 @@ class Program:
             )
         return torch.full((instances,), value, dtype=torch.int64)
 
-    def _write(self, target: str, result: Any, active: torch.Tensor, registers: dict[str, Bits]) -> None:
-        names = _TOKEN.findall(target[1:-1]) if target[0] == "{" else re.split(r"\|", target)
+    def _write(self, target: str, result: Any, active: torch.Tensor | None, registers: dict[str, Bits]) -> None:
+        names = _TOKEN.findall(target[1:-1]) if target[0] == "{" else target.split("|")
         values = result if isinstance(result, (list, tuple)) else [result]
         if target[0] == "{" and len(values) == 1:
-            width = 64 // len(names) if int(values[0].abs().max()) >> 32 else 32 // len(names)
+            width = 32 // len(names)
             values = [(values[0] >> (i * width)) & ((1 << width) - 1) for i in range(len(names))]
         for name, value in zip(names, values, strict=False):
             before = registers.get(name)
-            registers[name] = value if before is None or bool(active.all()) else torch.where(active, value, before)
+            registers[name] = value if before is None or active is None else torch.where(active, value, before)

@@ -172,8 +172,10 @@ def _not_bits(width: int) -> Callable[[Bits], Bits]:
 
 def _table() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {"lop3.b32": _lop3, "prmt.b32": _prmt}
-    for kind in ("b16", "b32", "b64", "u32", "s32", "u64", "s64", "f32", "f64", "u16", "pred"):
+    for kind in ("b16", "b32", "u32", "s32", "f32", "u16", "pred"):  # of 64 bits: not vectors
         table[f"mov.{kind}"] = _mov
+    for kind in ("b64", "u64", "s64", "f64"):
+        table[f"mov.{kind}"] = lambda a: a
     for kind in ("f16", "bf16", "f32"):
         for name in _MATH:
             rounding = ("", ".rn") if name in ("add", "sub", "mul", "fma") else ("",)

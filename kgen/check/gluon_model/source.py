@@ -16,6 +16,7 @@ from typing import Any
 
 from . import hopper, language, state
 from . import types as ty
+from .layouts import LAYOUTS
 from .memory import Shared, allocate_shared_memory
 from .tracer import KERNEL_FILE
 from .types import ModelError
@@ -94,7 +95,7 @@ def _stub(name: str, **members: Any) -> types.ModuleType:
 
 def _language(name: str) -> types.ModuleType:
     members = {k: v for k, v in vars(language).items() if not k.startswith("_")}
-    members |= dict(ty.DTYPES) | {k: type(k, (language.Layout,), {}) for k in language.LAYOUTS}
+    members |= dict(ty.DTYPES) | LAYOUTS
     members |= {"pointer_type": ty.pointer_type, "allocate_shared_memory": allocate_shared_memory, "dtype": ty.DType}
     return _stub(name, **members)
 
@@ -120,7 +121,7 @@ def _modules(api: str) -> dict[str, types.ModuleType]:
     gl.__dict__["nvidia"] = nvidia
     host = _stub("triton.experimental.gluon.nvidia.hopper", TensorDescriptor=hopper.TensorDescriptor)
     host_root = _stub("triton.experimental.gluon.nvidia", hopper=host)
-    gluon = _stub("triton.experimental.gluon", jit=_jit, language=gl, nvidia=host_root)
+    gluon = _stub("triton.experimental.gluon", jit=_jit, constexpr_function=_jit, language=gl, nvidia=host_root)
     tl = _language("triton.language")
     root = _stub("triton", jit=_jit, language=tl, cdiv=language.cdiv, __version__=f"{api}.0")
     root.__dict__["experimental"] = _stub("triton.experimental", gluon=gluon)
