@@ -79,9 +79,9 @@ class RowRun:
         return result
 
     def _inputs(self, row: Row) -> list[Inputs]:
-        count = sets_for(row.spec, row.tokens)
+        count = sets_of(row, self.l2_bytes)
         if row.pool_rows:
-            return self.pools.inputs(row, max(count, cold_sets(row, self.l2_bytes)))
+            return self.pools.inputs(row, count)
         return tuning_inputs(row.spec, row.tokens, self.pools.gen.device, count, sink=row.sink, lengths=row.lengths)
 
     def _peer_calls(self, row: Row, sets: list[Inputs], truth: Truth, result: dict[str, Any]) -> dict[str, Calls]:
@@ -146,11 +146,12 @@ class RowRun:
         return found | {"measurements": {name: asdict(m) for name, m in times.items()}}
 
 
-def cold_sets(row: Row, l2_bytes: int) -> int:
-    """Sets whose gathers are twice the L2 (decision 21), where the pool is larger than that at all."""
-    if in_l2(pool_of(row), l2_bytes):
-        return 1
-    return min(MOST_SETS, -(-2 * l2_bytes // row.spec.gathered_bytes(row.tokens)))
+def sets_of(row: Row, l2_bytes: int) -> int:
+    """The tuner's sets, or more: so many that they gather twice the L2 (decision 21), where the pool is larger at all."""
+    count = sets_for(row.spec, row.tokens)
+    if not row.pool_rows or in_l2(pool_of(row), l2_bytes):
+        return count
+    return max(count, min(MOST_SETS, -(-2 * l2_bytes // row.spec.gathered_bytes(row.tokens))))
 
 
 class Truth:

@@ -59,14 +59,17 @@ def parser() -> argparse.ArgumentParser:
 def dry_run(rows: Sequence[Row]) -> None:
     """Rows, goals and entries, without a tensor."""
     from bench.ours import served_by, shape_of_row
-    from kgen.evaluate import sets_for
+    from bench.row_run import sets_of
+    from kgen.archs import load_arch
 
+    device_class = load_arch("sm90").device("h200")
+    assert device_class is not None
     for row in rows:
         goal = f"{row.goal[1]:g} {row.goal[0]}" if row.goal else "-"
         reference = f"{row.reference.us:g} µs {row.reference.peer}" if row.reference else "-"
         by = served_by(shape_of_row(row, STATED), arch="sm90", device_class="h200")
         print(
-            f"{row.name:42s} sets {sets_for(row.spec, row.tokens):3d}  goal {goal:12s} reference {reference:44s} "
+            f"{row.name:42s} sets {sets_of(row, device_class.l2_bytes):3d}  goal {goal:12s} reference {reference:44s} "
             f"{by['module']} ({by['source']}) {by['config']}"
         )
     print(f"{len(rows)} rows")
