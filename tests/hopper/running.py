@@ -112,6 +112,7 @@ def report(
     """Run one case. `programs`: CTAs of a persistent grid. `text`: other text than the template's."""
     inputs = aligned(make_case(dataclasses.replace(spec, q_pad=False)) if inputs is None else inputs)
     call, buffer = bound_call(inputs)
+    assert call.aligned, "the launcher would take another family for this call"
     parts = parts_of(call, splits)
     plan = form.plan(call, splits, exact)
     args = attention_args(call, parts, plan)

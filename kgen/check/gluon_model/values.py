@@ -84,6 +84,8 @@ class Tensor:
     def element_ty(self) -> DType:
         return self.dtype
 
+    layout = None  # inert
+
     @property
     def T(self) -> Tensor:  # noqa: N802
         return Tensor(self.data.transpose(-1, -2), self.dtype)
