@@ -26,7 +26,7 @@ class Family:
 
     `gluon`: warp-specialised; there is no interpreter for it, and rows are copied 16 bytes at a time, so that a call must be
     `aligned`: tensors that start at a multiple of 16 bytes, strides of q, out and the caches that are multiples of 16
-    (elements; bytes for paged caches), which is what Triton can see.
+    (elements; bytes for paged caches), which is what Triton can see, and a positive `sm_scale`.
     """
 
     name: str

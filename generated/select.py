@@ -99,7 +99,10 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
     if not shape.fp16 and entry.config.get("latent", "bf16") == "fp16":
         return "It keeps latents in fp16, for which the caller must state a scale_range inside [6e-5, 146]."
     if not shape.aligned and is_gluon(entry.module, entry.layout):
-        return "It copies rows 16 bytes at a time; a pointer or a stride of this call is no multiple of 16."
+        return (
+            "It copies rows 16 bytes at a time and needs a positive sm_scale; here a pointer or a stride is no multiple of "
+            "16, or sm_scale is not positive."
+        )
     return None
 
 

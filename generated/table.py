@@ -13,7 +13,7 @@ class Shape:
     """The shape of one call, as the host sees it. Pages are tokens per page (0: flat rows or no extra cache).
 
     `fp16`: the caller states that every group scale lies in `families.FP16_SCALES`. `aligned`: tensors and strides allow
-    copies of 16 bytes (see `families.Family`).
+    copies of 16 bytes, and sm_scale is positive (see `families.Family`).
     """
 
     layout: str

@@ -3,8 +3,8 @@
 Templates (hash):
     portable 07323bda6d0dcddd
     sm90_ws 0a474655d3cf7728
-    sm90_ws_fp8 411d55a275d9be59
-    sm90_few 7827be0b02e2f3d1
+    sm90_ws_fp8 d2ed2626993e8100
+    sm90_few 93f78d28c74e1600
     combine 6c4c20e7d0525908
     cache_ops 19a17b444330d2aa
     index_ops ffa2d885667e243d

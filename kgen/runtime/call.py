@@ -61,7 +61,8 @@ class AttentionCall:
 
     @property
     def aligned(self) -> bool:
-        """Whether rows may be copied 16 bytes at a time; by multiples of 16 elements, which is what Triton looks at."""
+        """Whether a Gluon family can serve the call: rows can be copied 16 bytes at a time (multiples of 16 elements, which
+        is what Triton looks at), and `sm_scale` is positive, so that the largest product is the largest logit."""
         caches = (self.main,) if self.extra is None else (self.main, self.extra)
         pointers = self.q.data_ptr() | self.out.data_ptr()
         strides = 0
@@ -70,4 +71,4 @@ class AttentionCall:
         for cache in caches:
             pointers |= cache.kv.data_ptr()
             strides |= cache.page_stride
-        return not (pointers % 16 or strides % 16)
+        return self.sm_scale > 0 and not (pointers % 16 or strides % 16)

@@ -64,6 +64,12 @@ def test_alignment_is_what_triton_can_see(d_pad: int, page_gap: int, aligned: bo
     assert call.aligned is aligned
 
 
+@pytest.mark.parametrize(("sm_scale", "aligned"), [(0.1, True), (0.0, False), (-0.1, False)])
+def test_a_scale_that_is_not_positive_goes_to_the_portable_family(sm_scale: float, aligned: bool) -> None:
+    call = build_call(**arguments(), sm_scale=sm_scale, kv_layout="v32")  # type: ignore[arg-type]
+    assert call.aligned is aligned
+
+
 @pytest.mark.parametrize(
     ("scale_range", "fp16"),
     [(None, False), ((6e-5, 146.0), True), ((5.9e-5, 1.0), False), ((1e-3, 146.5), False), ((0.0, 1.0), False)],
