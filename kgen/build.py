@@ -148,6 +148,7 @@ class _Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kgen.compile_child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+            start_new_session=True,  # a terminal's Ctrl-C is ours to handle: a child that it ends looks like a crash
         )  # fmt: skip
 
     def run(self, job: ProbeJob) -> ResourceUse | Failure:
@@ -198,7 +199,8 @@ def compile_all(
     workers: int | None = None,
     on_result: Callable[[ProbeJob, ResourceUse | Failure], None] | None = None,
 ) -> dict[ProbeJob, ResourceUse | Failure]:
-    """Compile every job (each once) in `workers` processes (default: the cores). `on_result` is called as results come."""
+    """Compile every job (each once) in `workers` processes (default: the cores). `on_result` is called as results come;
+    on Ctrl-C what is being compiled is given up, without a result."""
     todo: queue.SimpleQueue[ProbeJob] = queue.SimpleQueue()
     unique = list(dict.fromkeys(jobs))
     for job in unique:
@@ -206,6 +208,7 @@ def compile_all(
     results: dict[ProbeJob, ResourceUse | Failure] = {}
     lock = threading.Lock()
     stop = threading.Event()
+    children: list[_Child] = []
 
     def work() -> None:
         child: _Child | None = None
@@ -217,8 +220,11 @@ def compile_all(
                     return
                 if child is None or not child.alive:
                     child = _Child()
+                    children.append(child)
                 result = child.run(job)
                 with lock:
+                    if stop.is_set() and isinstance(result, Failure):
+                        return
                     results[job] = result
                     if on_result is not None:
                         on_result(job, result)
@@ -234,7 +240,10 @@ def compile_all(
         for thread in threads:
             thread.join()
     except KeyboardInterrupt:
-        stop.set()
+        with lock:
+            stop.set()
+        for child in children:
+            child.process.kill()
         for thread in threads:
             thread.join()
         raise
