@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.archs import ArchSpec, DeviceClass
 from kgen.environment import STATIC
 from kgen.records import winner
 from kgen.render import module_name
-from kgen.runtime.families import FAMILIES
 from kgen.runtime.table import Config, Entry, Provenance
+from kgen.tiers import TIERS, is_gluon
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
 LAST_TOKEN = 2**31 - 1
@@ -71,19 +71,6 @@ def with_fp32_parts(candidate: Candidate) -> Candidate:
     return replace(candidate, tunables=tunables)
 
 
-def is_fp16(candidate: Candidate) -> bool:
-    """Whether a candidate keeps latents in fp16, which a caller must allow (decision 12)."""
-    return dict(candidate.tunables).get("latent") == "fp16"
-
-
-TIERS: tuple[Callable[[Candidate], bool], ...] = (
-    lambda candidate: True,
-    lambda candidate: not is_fp16(candidate),
-    lambda candidate: not FAMILIES[candidate.family].gluon,
-)
-"""What may serve: anything; a call without a stated scale range; any call and any Triton (and its interpreter)."""
-
-
 def _family(spec: KernelSpec) -> KernelSpec:
     """A spec without its bucket: what buckets that inherit from each other share."""
     return replace(spec, tokens=0)
@@ -131,7 +118,7 @@ def select_entries(
                 if record is not None and (before is None or record.candidate != before.candidate):
                     tables[tier].append(replace(_measured_entry(spec, record, arch), tier=tier))
                     before, found = record, True
-            if before is not None and FAMILIES[before.candidate.family].gluon and spec in static:
+            if before is not None and is_gluon(before.candidate) and spec in static:
                 tables[-1].append(replace(_static_entry(spec, static[spec]), tier=len(TIERS) - 1))
         if not found and spec in static:
             tables[0].append(_static_entry(spec, static[spec]))

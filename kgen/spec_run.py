@@ -14,6 +14,7 @@ from kgen.measure import is_interleaved, mark_interleaved, pool
 from kgen.progress import Reporter, SpecSummary
 from kgen.records import winner
 from kgen.search import make_search
+from kgen.tiers import TIERS
 from kgen.types import Candidate, Failure, Measurement, TuneRecord
 
 if TYPE_CHECKING:
@@ -211,10 +212,14 @@ class SpecRun:
             self._desk.claims.free(claim)
 
     def _finalists(self) -> list[Candidate]:
-        """The fastest of the screening, and the incumbent."""
+        """The fastest of the screening, the fastest of those that serve calls which it cannot, and the incumbent."""
         times = {candidate: us for candidate, us in self._known().items() if us is not None}
         ranked = sorted(times, key=lambda candidate: (times[candidate], candidate.slug))
         finalists = ranked[: self._plan.finalists]
+        for serves in TIERS[1:]:
+            best = next((candidate for candidate in ranked if serves(candidate)), None)
+            if best is not None and best not in finalists:
+                finalists.append(best)
         if self._incumbent is not None and self._incumbent.candidate not in finalists and finalists:
             finalists.append(self._incumbent.candidate)
         return finalists

@@ -71,7 +71,7 @@ def _gluon_points(spec: KernelSpec, space: SearchSpace, sms: int) -> Iterator[di
     usual = {name: values[0] for name, values in axes.items()}
     heights = sorted(int(v) for v in axes["block_h"] if v is not None)
     usual["block_h"] = next((height for height in heights if height >= spec.heads), heights[-1])
-    block_h, block_k = int(usual["block_h"]), int(usual["block_k"] or 64)
+    block_h, block_k = int(usual["block_h"] or 64), int(usual["block_k"] or 64)
     programs = spec.tokens * -(-spec.heads // block_h)
     blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
     counts = [int(v) for v in axes["splits"] if v is not None]

@@ -313,3 +313,16 @@ def test_jobs_name_themselves_and_paths_are_cut() -> None:
     assert FinalsJob((job,), 3).slug.startswith("finals of sm90") and FinalsJob((), 3).slug == "finals"
     assert without_paths("at /a/b/c.py:3 of ~/x/y, see https://h/i/j") == "at c.py:3 of y, see https://h/i/j"
     assert replace(job, tokens=1) != job
+
+
+def test_finals_hold_the_best_of_every_tier(store: RecordStore) -> None:
+    """The table needs what serves a call without a stated scale range, and what serves every call: timed side by side."""
+    options = LaunchOptions(4, 1)
+    fp16 = [Candidate.make("sm90_ws_fp8", {"block_k": 64, "latent": "fp16", "n": n}, options) for n in range(5)]
+    bf16 = [Candidate.make("sm90_ws_fp8", {"block_k": 80, "latent": "bf16", "n": n}, options) for n in range(2)]
+    plain = [Candidate.make("portable", {"block_k": 16 + 240 * n}, options) for n in range(2)]
+    parts = (SearchPart((), [*fp16, *bf16]), SearchPart((), plain))
+    hashes = {"portable": "t0", "sm90_ws_fp8": "t1"}
+    tune(plan(SpecPlan(make_spec(), parts), template_hashes=hashes, finalists=2), Counting().inline(), store)
+    finals = [r.candidate for r in store.load().records if r.measurement and is_interleaved(r.measurement)]
+    assert finals == [fp16[0], fp16[1], bf16[0], plain[0]]
