@@ -11,11 +11,11 @@ WS = Form.make(
     r_right=216, r_producer=72,
 )  # fmt: skip
 WS_FP8 = Form.make(
-    "sm90_ws_fp8", block_h=64, latent="fp16", persistent=True, nw=4, rp=32, r_value=224, r_prod=128, on=256, slack=8,
+    "sm90_ws_fp8", block_h=64, latent="fp16", persistent=True, nw=4, rp=32, r_value=224, r_prod=128, n_value=256, slack=8,
     prefetch=True,
 )  # fmt: skip
 FEW = Form.make(
-    "sm90_few", block_h=16, latent="fp16", persistent=True, consumers=2, stages=2, producers=4, rows=32,
+    "sm90_few", block_h=16, latent="fp16", persistent=True, consumers=2, stages=2, producers=4, rows=32, prefetch_l2=True,
 )  # fmt: skip
 FEW_BF16 = FEW.replace(latent="bf16")
 
@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "v32": (
         WS_FP8,
-        WS_FP8.replace(persistent=False, latent="bf16", nw=8, on=128, slack=0, prefetch=False),
+        WS_FP8.replace(persistent=False, latent="bf16", nw=8, slack=0, prefetch=False),
         FEW,
         FEW.replace(block_h=32, persistent=False, latent="bf16", consumers=1, stages=2, rows=16),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from kgen import render
 from kgen.check import CaseSpec, Inputs, Report, Tolerance, attention_reference, compare, make_case, tolerance_for
-from kgen.check.gluon_model import run_module
+from kgen.check.gluon_model import Trace, run_module, trace_module
 from kgen.runtime.call import AttentionCall
 from kgen.runtime.families import FAMILIES, grid_of
 from kgen.runtime.launch import LOG2E, Plan, attention_args
@@ -127,3 +128,22 @@ def report(
 def check(form: Form, spec: CaseSpec, splits: int = 1, **options: Any) -> None:
     found = report(form, spec, splits, **options)
     assert found.ok, f"{form.family}, {splits} splits, on {spec.slug}: {found.sentence}"
+
+
+def traces_of(
+    form: Form, layout: str, lengths: Sequence[int], splits: int = 1, extra_lengths: Sequence[int] = (), *,
+    heads: int = 5, text: str | None = None,
+) -> list[Trace]:  # fmt: skip
+    """The partitions' traces of one program that serves a token of each length (and extra length) in turn."""
+    extra = {"extra_topk": max(*extra_lengths, 1), "extra_page": 2, "extra_slots": 64} if extra_lengths else {}
+    tokens = len(lengths)
+    spec = CaseSpec(
+        layout=layout, heads=heads, topk=max(*lengths, 1), tokens=tokens, lengths="full", q_pad=False, **extra
+    )
+    inputs = make_case(spec).replace(topk_length=torch.tensor(lengths, dtype=torch.int32))
+    if extra_lengths:
+        inputs = inputs.replace(extra_topk_length=torch.tensor(extra_lengths, dtype=torch.int32))
+    call, _ = bound_call(inputs)
+    plan = form.plan(call, splits, exact=True)
+    args = attention_args(call, parts_of(call, splits), plan)
+    return trace_module(text or form.text(layout), plan.constants, args, (1,))

@@ -137,6 +137,9 @@ class Accumulator:
     def run(self) -> None:
         if self._value is not None:
             return
+        if self._b.data.is_meta:
+            self._value = Tensor(torch.empty(self.shape, device="meta"), self.dtype)
+            return
         a = self._a.value() if isinstance(self._a, Shared) else self._a.data
         product = a.float() @ self._b.value().float()
         before = self._acc._value if isinstance(self._acc, Accumulator) else self._acc

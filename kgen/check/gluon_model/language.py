@@ -1,4 +1,4 @@
-"""`triton.experimental.gluon.language` (and the part of `triton.language` that plain kernels share with it)."""
+"""`triton.experimental.gluon.language` without its elementwise functions (see `elementwise`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from .values import (
     Value,
     as_tensor,
     as_value,
-    binary,
     broadcast_shape,
     dtype_of,
     expand_together,
-    is_weak,
     match,
     shape_of,
 )
@@ -64,14 +62,6 @@ def zeros_like(x: Tensor, **_: Any) -> Tensor:
 
 def full_like(x: Tensor, value: Any, **_: Any) -> Tensor:
     return full(x.shape, value, x.dtype)
-
-
-def to_tensor(value: Any) -> Any:
-    value = as_value(value)
-    if not is_weak(value):
-        return value
-    dtype = dtype_of(value)
-    return Scalar(int(value), dtype) if dtype.integral and not isinstance(value, Tensor) else as_tensor(value)
 
 
 # ---------------------------------------------------------------------------------------------- shape
@@ -118,128 +108,6 @@ def ravel(x: Tensor, **_: Any) -> Tensor:
     return x.reshape([math.prod(x.shape)])
 
 
-# ---------------------------------------------------------------------------------------------- elementwise
-
-
-def cast(x: Any, dtype: DType, bitcast: bool = False) -> Any:
-    return to_tensor(x).to(dtype, bitcast=bitcast)
-
-
-def where(condition: Any, x: Any, y: Any) -> Any:
-    x, y, condition = as_value(x), as_value(y), as_value(condition)
-    plain = not any(isinstance(v, (Tensor, float)) for v in (x, y))
-    if dtype_of(x).is_ptr() and dtype_of(x) == dtype_of(y):
-        dtype = dtype_of(x)
-    else:
-        dtype = ty.promote(dtype_of(x), is_weak(x), dtype_of(y), is_weak(y))
-    if not isinstance(condition, Tensor) and plain:
-        return Scalar(int(x) if condition else int(y), dtype)
-    a, b = match(x, y, dtype)
-    keep = as_tensor(condition, ty.int1).data
-    if keep.is_meta or a.is_meta:
-        keep, a, b = keep.to("meta"), a.to("meta"), b.to("meta")
-    return Tensor(torch.where(keep, a, b), dtype)
-
-
-def _extreme(name: str, a: Any, b: Any) -> Any:
-    a, b = as_value(a), as_value(b)
-    dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b))
-    if not any(isinstance(v, (Tensor, float)) for v in (a, b)):
-        pick = builtins.max if name == "fmax" else builtins.min
-        return Scalar(pick(int(a), int(b)), dtype)
-    x, y = match(a, b, dtype)
-    return Tensor(torch.fmax(x, y) if name == "fmax" else torch.fmin(x, y), dtype)
-
-
-def maximum(a: Any, b: Any, propagate_nan: Any = None) -> Any:
-    """A NaN loses against a number, as in PTX."""
-    return _extreme("fmax", a, b)
-
-
-def minimum(a: Any, b: Any, propagate_nan: Any = None) -> Any:
-    return _extreme("fmin", a, b)
-
-
-def fma(a: Any, b: Any, c: Any) -> Tensor:
-    dtype = ty.promote(dtype_of(as_value(a)), is_weak(a), dtype_of(as_value(b)), is_weak(b))
-    x, y = match(a, b, dtype)
-    z = as_tensor(c, dtype).data
-    if dtype != ty.float32:
-        raise ModelError(f"{state.where()} takes fma of {dtype}; only float32 is modelled.")
-    return Tensor((x.double() * y.double() + z.double()).float(), dtype)
-
-
-def _unary(function: Any, x: Any) -> Tensor:
-    block = as_tensor(x)
-    if not block.dtype.is_floating():
-        raise ModelError(f"{state.where()} takes a floating function of {block.dtype}.")
-    return Tensor(function(block.data), block.dtype)
-
-
-def exp2(x: Any) -> Tensor:
-    return _unary(torch.exp2, x)
-
-
-def exp(x: Any) -> Tensor:
-    return _unary(torch.exp, x)
-
-
-def log2(x: Any) -> Tensor:
-    return _unary(torch.log2, x)
-
-
-def log(x: Any) -> Tensor:
-    return _unary(torch.log, x)
-
-
-def sqrt(x: Any) -> Tensor:
-    return _unary(torch.sqrt, x)
-
-
-def rsqrt(x: Any) -> Tensor:
-    return _unary(torch.rsqrt, x)
-
-
-def floor(x: Any) -> Tensor:
-    return _unary(torch.floor, x)
-
-
-def ceil(x: Any) -> Tensor:
-    return _unary(torch.ceil, x)
-
-
-def abs(x: Any) -> Any:  # noqa: A001
-    value = as_value(x)
-    if isinstance(value, Tensor):
-        return Tensor(torch.abs(value.data), value.dtype)
-    return Scalar(builtins.abs(int(value)), dtype_of(value))
-
-
-def fdiv(a: Any, b: Any, ieee_rounding: bool = False) -> Any:
-    return binary("truediv", a, b)
-
-
-div_rn = fdiv
-
-
-def add(a: Any, b: Any, **_: Any) -> Any:
-    return binary("add", a, b)
-
-
-def sub(a: Any, b: Any, **_: Any) -> Any:
-    return binary("sub", a, b)
-
-
-def mul(a: Any, b: Any, **_: Any) -> Any:
-    return binary("mul", a, b)
-
-
-def cdiv(a: Any, b: Any) -> Any:
-    if type(a) is int and type(b) is int:
-        return -(-a // b)
-    return binary("floordiv", binary("sub", binary("add", a, b), 1), b)
-
-
 # ---------------------------------------------------------------------------------------------- reductions
 
 
@@ -254,6 +122,8 @@ def min(x: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Any: 
 def _reduce_extreme(x: Tensor, axis: Any, keep_dims: bool, name: str, worst: float) -> Any:
     data = x.data
     dims = list(builtins.range(data.dim())) if axis is None else [int(axis)]
+    if data.is_meta:
+        return Tensor(data.sum(dim=dims, keepdim=keep_dims).to(x.dtype.carrier), x.dtype)
     if not x.dtype.is_floating():
         return _reduced(getattr(data, name)(dim=dims, keepdim=keep_dims), x.dtype)
     nan = data.isnan()
@@ -331,11 +201,13 @@ def dynamic_range(*bounds: Any, **_: Any) -> Iterator[Scalar]:
 
 
 def program_id(axis: int) -> Scalar:
-    return Scalar(state.machine().program[int(axis)], ty.int32)
+    program = state.machine().program
+    return Scalar(program[int(axis)] if int(axis) < len(program) else 0, ty.int32)
 
 
 def num_programs(axis: int) -> Scalar:
-    return Scalar(state.machine().grid[int(axis)], ty.int32)
+    grid = state.machine().grid
+    return Scalar(grid[int(axis)] if int(axis) < len(grid) else 1, ty.int32)
 
 
 def num_warps() -> int:

@@ -208,6 +208,8 @@ class Shared:
 
     def value(self) -> torch.Tensor:
         """Carrier data as it is now; no event."""
+        if self.data.is_meta:
+            return torch.empty(self.shape, dtype=self.dtype.carrier, device="meta")
         return ty.from_storage(self.data.clone(), self.dtype)
 
     def load(self, layout: Any = None) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import hopper, language, state
+from . import elementwise, hopper, language, state
 from . import types as ty
 from .layouts import LAYOUTS
 from .memory import Shared, allocate_shared_memory
@@ -94,7 +94,7 @@ def _stub(name: str, **members: Any) -> types.ModuleType:
 
 
 def _language(name: str) -> types.ModuleType:
-    members = {k: v for k, v in vars(language).items() if not k.startswith("_")}
+    members = {k: v for k, v in (vars(language) | vars(elementwise)).items() if not k.startswith("_")}
     members |= dict(ty.DTYPES) | LAYOUTS
     members |= {"pointer_type": ty.pointer_type, "allocate_shared_memory": allocate_shared_memory, "dtype": ty.DType}
     return _stub(name, **members)
@@ -123,7 +123,7 @@ def _modules(api: str) -> dict[str, types.ModuleType]:
     host_root = _stub("triton.experimental.gluon.nvidia", hopper=host)
     gluon = _stub("triton.experimental.gluon", jit=_jit, constexpr_function=_jit, language=gl, nvidia=host_root)
     tl = _language("triton.language")
-    root = _stub("triton", jit=_jit, language=tl, cdiv=language.cdiv, __version__=f"{api}.0")
+    root = _stub("triton", jit=_jit, language=tl, cdiv=elementwise.cdiv, __version__=f"{api}.0")
     root.__dict__["experimental"] = _stub("triton.experimental", gluon=gluon)
     modules = (root, root.experimental, gluon, gl, nvidia, hopper_module, ampere, host_root, host, tl)
     return {module.__name__: module for module in modules}

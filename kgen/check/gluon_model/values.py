@@ -170,13 +170,32 @@ def as_tensor(value: Any, dtype: DType | None = None, device: str | torch.device
     return value if dtype is None or value.dtype == dtype else Tensor(ty.convert(value.data, value.dtype, dtype), dtype)
 
 
+def joint_shape(operands: Sequence[Value]) -> list[int]:
+    """The shape that blocks broadcast to; scalars fit everything, ranks must agree."""
+    shape: list[int] = []
+    for operand in operands:
+        own = operand.shape if isinstance(operand, Tensor) else ()
+        if own and shape and len(own) != len(shape):
+            raise ModelError(
+                f"Operands of shapes {shape} and {list(own)} have different ranks; Gluon wants them equal."
+            )
+        shape = [max(n, m) for n, m in zip(shape, own, strict=True)] if own and shape else shape or list(own)
+        if any(n not in (1, m) for n, m in zip(own, shape, strict=False)):
+            raise ModelError(f"Operands of shapes {shape} and {list(own)} do not broadcast.")
+    return shape
+
+
+def ghost(dtype: DType, *operands: Value) -> Tensor | None:
+    """The result of an elementwise operation without its values, if an operand has none."""
+    if not any(isinstance(operand, Tensor) and operand.data.is_meta for operand in operands):
+        return None
+    return Tensor(torch.empty(joint_shape(operands), dtype=dtype.carrier, device="meta"), dtype)
+
+
 def match(a: Value, b: Value, dtype: DType) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operands as torch tensors of one type, broadcast against each other by torch."""
     x, y = as_tensor(a, dtype), as_tensor(b, dtype)
-    if x.data.dim() and y.data.dim() and x.data.dim() != y.data.dim():
-        raise ModelError(
-            f"Operands of shapes {x.shape} and {y.shape} have different ranks; Gluon does not broadcast those."
-        )
+    joint_shape((x, y))
     if x.data.is_meta != y.data.is_meta:
         return x.data.to("meta"), y.data.to("meta")
     return x.data, y.data
@@ -230,6 +249,9 @@ def binary(name: str, a: Any, b: Any) -> Any:
     dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b), name in ("floordiv", "mod"))
     if _plain(a) and _plain(b):
         return Scalar(_INTS[name](ty.wrap_int(_number(a), dtype), ty.wrap_int(_number(b), dtype)), dtype)
+    made = ghost(dtype, a, b)
+    if made is not None:
+        return made
     x, y = match(a, b, dtype)
     if dtype.kind == "bool" and name in ("add", "mul"):
         name = {"add": "xor", "mul": "and"}[name]
@@ -238,8 +260,12 @@ def binary(name: str, a: Any, b: Any) -> Any:
 
 def _divide(a: Value, b: Value) -> Tensor:
     dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b), True)
-    x, y = match(a, b, dtype if dtype.is_floating() else ty.float32)
-    return Tensor(x / y, dtype if dtype.is_floating() else ty.float32)
+    dtype = dtype if dtype.is_floating() else ty.float32
+    made = ghost(dtype, a, b)
+    if made is not None:
+        return made
+    x, y = match(a, b, dtype)
+    return Tensor(x / y, dtype)
 
 
 def _pointer_arithmetic(name: str, a: Value, b: Value) -> Any:
@@ -252,6 +278,9 @@ def _pointer_arithmetic(name: str, a: Value, b: Value) -> Any:
     size = dtype.element_ty.itemsize
     if _plain(a) and _plain(b):
         return Scalar(_number(a) + sign * size * _number(b), dtype)
+    made = ghost(dtype, a, b)
+    if made is not None:
+        return made
     offset = as_tensor(b)
     x, y = match(as_tensor(a), Tensor(offset.data.to(torch.int64), ty.int64).to(ty.int64), dtype)
     return Tensor(x + sign * size * y, dtype)
@@ -267,6 +296,9 @@ def compare(name: str, a: Any, b: Any) -> Any:
         dtype = ty.promote(dtype_of(a), is_weak(a), dtype_of(b), is_weak(b))
     if _plain(a) and _plain(b):
         return Scalar(_COMPARE[name](ty.wrap_int(_number(a), dtype), ty.wrap_int(_number(b), dtype)), ty.int1)
+    made = ghost(ty.int1, a, b)
+    if made is not None:
+        return made
     x, y = match(a, b, dtype)
     return Tensor(_COMPARE[name](x, y), ty.int1)
 
