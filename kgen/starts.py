@@ -6,6 +6,8 @@ indices one step ahead, and as many splits as there are idle SMs. A search that 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,25 +66,32 @@ def _moves(spec: KernelSpec, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"prefetch": False}
 
 
-def _gluon_points(spec: KernelSpec, space: SearchSpace, sms: int) -> Iterator[dict[str, Any]]:
-    """Spaces of the Hopper families list on every axis what is usual first. The base point, then other split counts, then a
-    change along each other axis, for every latent type."""
-    axes = {axis.name: axis.values for axis in space.axes}
-    usual = {name: values[0] for name, values in axes.items()}
-    heights = sorted(int(v) for v in axes["block_h"] if v is not None)
-    usual["block_h"] = next((height for height in heights if height >= spec.heads), heights[-1])
-    block_h, block_k = int(usual["block_h"] or 64), int(usual["block_k"] or 64)
-    programs = spec.tokens * -(-spec.heads // block_h)
-    blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
-    counts = [int(v) for v in axes["splits"] if v is not None]
-    full = max((n for n in counts if programs * n <= sms and n <= blocks), default=1)
-    near = sorted(counts, key=lambda n: (abs(n.bit_length() - full.bit_length()), -n))[:3]
-    for latent in axes.get("latent", (None,)):
-        base = usual if latent is None else usual | {"latent": latent}
-        yield from (base | {"splits": splits} for splits in near)
-        for name, values in axes.items():
-            if name not in ("splits", "latent"):
-                yield from (base | {name: value, "splits": full} for value in values[1:])
+GLUON_STARTS = 16
+"""Starting points of a Hopper family per latent type."""
+
+
+def _gluon_points(
+    spec: KernelSpec, space: SearchSpace, arch: ArchSpec, device: DeviceClass | None, sms: int
+) -> list[Candidate]:
+    """Spaces of the Hopper families are small and list on every axis what is usual first: the feasible points nearest to
+    the usual one, at the split count that gives every SM one item. Points of the latent types take turns."""
+    index = {axis.name: {value: place for place, value in enumerate(axis.values)} for axis in space.axes}
+    heights = sorted(int(v) for v in space.axis("block_h").values if v is not None)
+    block_h = next((height for height in heights if height >= spec.heads), heights[-1])
+
+    def distance(candidate: Candidate) -> float:
+        values = dict(candidate.tunables)
+        block_k, splits = int(values["block_k"] or 64), int(values["splits"] or 1)
+        blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
+        full = max(1, min(sms // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
+        away = sum(index[name][value] for name, value in values.items() if name not in ("splits", "block_h", "latent"))
+        return away + 2 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
+
+    by_latent: dict[object, list[Candidate]] = {}
+    for candidate in sorted(space.feasible(spec, arch, device), key=lambda c: (distance(c), c.slug)):
+        by_latent.setdefault(dict(candidate.tunables).get("latent"), []).append(candidate)
+    rows = itertools.zip_longest(*(points[:GLUON_STARTS] for points in by_latent.values()))
+    return [candidate for row in rows for candidate in row if candidate is not None]
 
 
 def starting_points(
@@ -92,12 +101,10 @@ def starting_points(
     sms = device.sms if device else arch.max_sms
     allowed = {axis.name: axis.values for axis in space.axes}
     found: dict[Candidate, None] = {}
-    if FAMILIES[space.family].gluon:
-        points = _gluon_points(spec, space, sms)
-    else:
-        base = base_point(spec, arch, sms)
-        points = (base | move for move in _moves(spec, base))
-    for point in points:
+    if space.family in FAMILIES and FAMILIES[space.family].gluon:
+        return _gluon_points(spec, space, arch, device, sms)
+    base = base_point(spec, arch, sms)
+    for point in (base | move for move in _moves(spec, base)):
         if any(point[name] not in allowed[name] for name in point):
             continue
         tunables = {name: value for name, value in point.items() if name not in LAUNCH}

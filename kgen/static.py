@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from kgen.archs import ArchSpec, DeviceClass
 from kgen.build import ProbeJob, attention_job, combine_job, limits_exceeded
 from kgen.cost import estimate_us, guess_resources
+from kgen.runtime.families import FAMILIES
 from kgen.space import SearchSpace
 from kgen.starts import starting_points
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse, Scalar
@@ -58,7 +59,10 @@ def reduced(space: SearchSpace) -> SearchSpace:
 
 
 def candidates_of(spec: KernelSpec, space: SearchSpace, arch: ArchSpec) -> list[Candidate]:
-    """Starting points of the search in their generic form, and every feasible point of the reduced space."""
+    """Starting points of the search in their generic form, and every feasible point of the reduced space. Of a Hopper
+    family, which the cost model does not rank, the starting points."""
+    if FAMILIES[space.family].gluon:
+        return starting_points(spec, space, arch)
     starts = [c for c in starting_points(spec, space, arch) if not c["specialise"]]
     return list(dict.fromkeys([*starts, *reduced(space).feasible(spec, arch)]))
 

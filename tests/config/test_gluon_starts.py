@@ -1,0 +1,41 @@
+"""Where a search of the Hopper families begins: feasible points only, every latent type, one item per SM."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.archs import load_arch
+from kgen.space import spaces_of
+from kgen.starts import GLUON_STARTS, starting_points
+from kgen.types import KernelSpec
+
+ARCH = load_arch("sm90")
+H200 = ARCH.device("h200")
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "splits", "latents"),
+    [
+        ("sm90_ws", KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4096), 1, {"bf16"}),
+        ("sm90_ws", KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4), 16, {"bf16"}),
+        ("sm90_ws_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
+        ("sm90_ws_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 16, {"bf16", "fp16"}),
+        ("sm90_few", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 32, {"bf16", "fp16"}),
+        ("sm90_few", KernelSpec("sm90", "bf16_d512", 8, 512, 0, 16), 8, {"bf16"}),
+    ],
+)
+def test_starts_are_feasible_and_fill_the_device(family: str, spec: KernelSpec, splits: int, latents: set[str]) -> None:
+    assert H200 is not None
+    space = spaces_of("sm90")[family]
+    points = starting_points(spec, space, ARCH, H200)
+    assert 0 < len(points) <= GLUON_STARTS * len(latents)
+    assert not any(space.refusals(point, spec, ARCH, H200) for point in points)
+    assert {point["latent"] for point in points[: len(latents)]} == latents
+    assert all(point["splits"] == splits for point in points[: len(latents)])
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
+def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
+    assert set(spaces_of(arch)) == {"portable"}
+    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_few"}
+    assert set(spaces_of("sm90", gluon=False)) == {"portable"}
