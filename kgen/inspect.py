@@ -15,6 +15,8 @@ from kgen.archs import ArchSpec, load_arch
 from kgen.build import ProbeJob, attention_job
 from kgen.models import load_model, model_specs
 from kgen.probe_records import ProbeStore
+from kgen.render import chunk_choices
+from kgen.runtime.families import FAMILIES
 from kgen.space import FEASIBLE, SearchSpace, environment, spaces_of
 from kgen.static import Result, candidates_of, refusal
 from kgen.static_run import measured_candidates
@@ -115,6 +117,8 @@ def compiled_kernels(
     measured = [c for c in measured_candidates(arch) if c.family == space.family]
     for spec in _one_per_module(specs):
         for candidate in [*candidates_of(spec, space, arch), *measured]:
+            if not _has_text(candidate, spec):
+                continue
             job = attention_job(spec, candidate, arch.cc)
             if job not in seen:
                 seen.add(job)
@@ -122,12 +126,21 @@ def compiled_kernels(
                     found[job] = candidate, results[job.key]
     for spec in specs:  # shape constants make a kernel of their own
         for candidate in measured:
+            if not _has_text(candidate, spec):
+                continue
             job = attention_job(spec, candidate, arch.cc)
             if candidate["specialise"] and job not in seen:
                 seen.add(job)
                 if job.key in results:
                     found[job] = candidate, results[job.key]
     return found
+
+
+def _has_text(candidate: Candidate, spec: KernelSpec) -> bool:
+    """Whether the candidate's family has a module for the spec's layout: one measured on another layout may not."""
+    if spec.layout not in FAMILIES[candidate.family].layouts:
+        return False
+    return candidate.chunk == 0 or candidate.chunk in chunk_choices(spec.kv)
 
 
 def _one_per_module(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
