@@ -62,11 +62,14 @@ def probe_store(arch_name: str) -> ProbeStore:
 
 
 class Prober:
-    """Compile results by job: from the store where they are, else compiled (once) and appended as they come."""
+    """Compile results by job: from the store (or from `known`, by key) where they are, else compiled (once) and appended to
+    the store as they come."""
 
-    def __init__(self, store: ProbeStore, workers: int | None, say: Say) -> None:
+    def __init__(
+        self, store: ProbeStore, workers: int | None, say: Say, known: Mapping[str, Result] | None = None
+    ) -> None:
         self.store, self.workers, self.say = store, workers, say
-        self.known = store.load().results
+        self.known = {**(known or {}), **store.load().results}
         self.results: dict[ProbeJob, Result] = {}
         self.compiled = 0
 
@@ -105,17 +108,19 @@ def run_static(
     say: Say,
     *,
     probes: ProbeStore | None = None,
+    known: Mapping[str, Result] | None = None,
     redo: bool = False,
     budget: int = BUDGET,
 ) -> StaticSummary:
     """Rank compiled candidates for every spec without a current static record, and write the picks.
 
     Candidates and results of earlier runs are looked up, so that a second run compiles nothing. `redo` ranks the specs
-    with a current record, too; `budget` bounds the kernels of the first round.
+    with a current record, too; `budget` bounds the kernels of the first round. `probes` takes the place of the checked-in
+    compile results; `known` are further ones, which are read only.
     """
     began = time.monotonic()
     summary = StaticSummary(arch.name, specs=len(specs))
-    prober = Prober(probes or probe_store(arch.name), workers, say)
+    prober = Prober(probes or probe_store(arch.name), workers, say, known)
     current = {} if redo else current_picks(arch, store)
     todo = [spec for spec in specs if spec not in current]
     summary.current = len(specs) - len(todo)

@@ -56,7 +56,8 @@ def tune_command(
     stale: bool = typer.Option(False, "--stale", help="Measure again what other versions of Triton, torch or driver measured."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done, and do nothing."),
     workers: Optional[int] = typer.Option(None, min=1, help="Compile processes of --static; default: the cores."),
-    records: Optional[Path] = typer.Option(None, help="Record file; default: configs/records/<device class>.jsonl."),
+    records: Optional[Path] = typer.Option(
+        None, help="Record file, with --static compile results beside it; default: configs/records/<device class>.jsonl."),
     as_json: bool = Json,
 ) -> int:  # fmt: skip
     """Find the fastest verified kernel for each spec and record every outcome."""
@@ -91,15 +92,22 @@ def _store_path(records: Path | None, name: str) -> Path:
 def _static(
     arch: ArchSpec, specs: list[KernelSpec], records: Path | None, workers: int | None, dry_run: bool, as_json: bool
 ) -> int:
+    from kgen.probe_records import ProbeStore
     from kgen.records import RecordStore
-    from kgen.static_run import run_static
+    from kgen.static_run import probe_store, run_static
 
     if dry_run:
         lines = [f"{len(specs)} specs would be ranked for {arch.name}:", *(f"  {spec.slug}" for spec in specs)]
         show({"specs": [spec.slug for spec in specs]}, lines, as_json)
         return 0
     store = RecordStore(_store_path(records, f"static-{arch.name}"))
-    summary = run_static(arch, specs, store, workers, lambda text: print(text, file=sys.stderr, flush=True))
+    checked_in = probe_store(arch.name)
+    probes = checked_in if records is None else ProbeStore(records.with_name(f"compile-{arch.name}.jsonl"))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    summary = run_static(arch, specs, store, workers, say, probes=probes, known=checked_in.load().results)
     show(summary, summary.lines(), as_json)
     return FOUND if summary.unserved else 0
 

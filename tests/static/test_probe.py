@@ -112,3 +112,10 @@ def test_a_kernel_over_the_limit_is_never_picked(monkeypatch: pytest.MonkeyPatch
     assert summary.written == 0 and len(summary.unserved) == len(specs())
     assert summary.rejected.keys() == {"over limits"}
     assert any("no kernel fits" in line for line in summary.lines())
+
+
+def test_what_is_known_elsewhere_is_not_compiled_and_not_written(tmp_path: Path) -> None:
+    use = ResourceUse(2048, 72, 0, 0, "none", 1)
+    prober = Prober(ProbeStore(tmp_path / "compile.jsonl"), 1, quiet, {JOB.key: use})
+    prober.compile([JOB])
+    assert prober.compiled == 0 and prober.results == {JOB: use} and not (tmp_path / "compile.jsonl").exists()
