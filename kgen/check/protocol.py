@@ -6,19 +6,21 @@ engine has fired; which phase a barrier is in follows from that. All reachable s
 
 * deadlock: can nobody move, though somebody has not ended?
 * race: may two agents use the same bytes now, one of them writing? Nothing orders those two uses.
-* order: when a use begins, have the same conflicting uses of each other partition begun as in every other interleaving?
-  Else what is read depends on the interleaving, even where no two uses meet.
 * lapped: does a wait find its phase complete in one interleaving, and a later one in another? Parity cannot tell them apart.
 * arrivals: does an arrive bring more than its phase misses?
 * own: does a partition touch bytes that its own wgmma, bulk store or copy still uses?
 
 Plain loads and stores are instantaneous; wgmma reads until the wait that retires it; a copy writes until its arrive fires or
 a wait_group of its partition covers it. The search stops at the first fault.
+
+Where there is none, every read sees the same write in all interleavings. No wait is lapped, so that what may move goes on being
+able to move while others do, and for two reachable states the state that has the further segment of each agent is reachable too.
+If a use of A came before a conflicting one of B in one interleaving and behind it in another, take the state in which A entered
+its segment in the first and that in which B entered its own in the second: both stand in those segments at once, a race.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +30,7 @@ from .protocol_agents import Access, Agent, Tables, agents_of, atoms_of, conflic
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and in which words: deadlock, race, order, lapped, arrivals or own."""
+    """What is wrong, in a sentence. kind: deadlock, race, lapped, arrivals or own."""
 
     kind: str
     sentence: str
@@ -93,11 +95,9 @@ class _Search:
         self.limit = limit
         self.tables = tables
         self.engines = [i for i, agent in enumerate(agents) if agent.fires]
-        self._passed: dict[
-            tuple[int, int], int
-        ] = {}  # (partition, operation) -> phases complete when its wait returned
-        self._blocked: dict[tuple[int, int], int] = {}  # the most phases with which it did not return
-        self._order: dict[tuple[int, int, int], int] = {}
+        # by (partition, operation): phases complete when its wait returned, and the most with which it did not
+        self._passed: dict[tuple[int, int], int] = {}
+        self._blocked: dict[tuple[int, int], int] = {}
 
     def run(self) -> Verdict:
         count = len(self.agents)
@@ -120,11 +120,11 @@ class _Search:
                 if isinstance(outcome, Fault):
                     return Verdict(outcome, len(seen))
                 moved = True
-                fault = self._enter(outcome, i) if i < count else None
-                if fault:
-                    return Verdict(fault, len(seen))
                 if outcome not in seen:
                     seen.add(outcome)
+                    fault = self._enter(outcome, i) if i < count else None
+                    if fault:
+                        return Verdict(fault, len(seen))
                     todo.append(outcome)
             if not moved and any(state[i] < last[i] for i in range(count)):
                 return Verdict(self._deadlock(state), len(seen))
@@ -203,10 +203,6 @@ class _Search:
                 )
                 if active:
                     return self._race(i, other, (copy, theirs))
-        for other, begins in self.tables.orders[i][at]:
-            before = bisect_right(begins, state[other])
-            if self._order.setdefault((i, at, other), before) != before:
-                return self._unordered(i, at, other, begins)
         return None
 
     # ---------------------------------------------------------------------------------- sentences
@@ -214,14 +210,6 @@ class _Search:
     def _race(self, i: int, j: int, pair: tuple[Access, Access]) -> Fault:
         one, two = self.agents[i].name, self.agents[j].name
         return Fault("race", f"{one} {pair[0].words} while {two} {pair[1].words}.")
-
-    def _unordered(self, i: int, at: int, other: int, begins: list[int]) -> Fault:
-        mine = next(a for a in self.agents[i].accesses if a.begin == at)
-        return Fault(
-            "order",
-            f"{self.agents[i].name} {mine.words} before or after a conflicting use by {self.agents[other].name}, "
-            f"depending on the interleaving.",
-        )
 
     def _lapped(self, i: int, at: int) -> Fault:
         event = self.agents[i].operations[at]

@@ -158,8 +158,6 @@ class Tables:
         self.meets_engine: list[list[list[tuple[int, list[Pair]]]]] = [[[] for _ in range(n)] for n in sizes]
         # (engine or -1, partition, pairs of a copy that begins in this segment and a copy of the engine or a use of the partition)
         self.copies_meet: list[list[list[tuple[int, int, list[Pair]]]]] = [[[] for _ in range(n)] for n in sizes]
-        # (partition, segments in which its uses begin that conflict with uses that begin in this segment)
-        self.orders: list[list[list[tuple[int, list[int]]]]] = [[[] for _ in range(n)] for n in sizes]
         for i in range(len(agents)):
             for j in range(len(agents)):
                 self._fill(i, j, engine_of, sizes[i])
@@ -188,11 +186,8 @@ class Tables:
         engine_pairs: list[list[Pair]] = [[] for _ in range(size)]
         copy_pairs: list[list[Pair]] = [[] for _ in range(size)]
         copy_copies: list[list[Pair]] = [[] for _ in range(size)]
-        begins: list[set[int]] = [set() for _ in range(size)]
         for m, n in self._conflicts[i, j]:
             mine, theirs = self.agents[i].accesses[m], self.agents[j].accesses[n]
-            if i != j:
-                begins[mine.begin].add(theirs.begin)
             if mine.fire >= 0:  # a copy: whom does it meet when it begins
                 if theirs.fire >= 0:
                     if i != j or theirs.event < mine.event:
@@ -218,5 +213,3 @@ class Tables:
                 self.copies_meet[i][segment].append((-1, j, copy_pairs[segment]))
             if copy_copies[segment]:
                 self.copies_meet[i][segment].append((engine_of[j], j, copy_copies[segment]))
-            if begins[segment]:
-                self.orders[i][segment].append((j, sorted(begins[segment])))

@@ -12,7 +12,7 @@ from . import types as ty
 from .layouts import Layout
 from .memory import Shared
 from .types import DType, ModelError
-from .values import Tensor, as_tensor
+from .values import NoOperand, Tensor, as_tensor
 
 
 class MBarrierLayout(Layout):
@@ -119,7 +119,7 @@ def fence_async_shared(cluster: bool = False) -> None:
     """The model has one view of shared memory, so that a missing fence does not show."""
 
 
-class Accumulator:
+class Accumulator(NoOperand):
     """The result of a wgmma in flight. Reading it before a warpgroup_mma_wait retired it is an error."""
 
     def __init__(self, a: Any, b: Shared, acc: Any, use_acc: Any) -> None:
@@ -133,6 +133,12 @@ class Accumulator:
 
     def refuse_as_operand(self) -> str:
         return f"{state.where()} uses an accumulator {list(self.shape)} that is still in flight; wait for it first."
+
+    def __getitem__(self, key: Any) -> Any:
+        raise ModelError(self.refuse_as_operand())
+
+    def to(self, *_: Any, **__: Any) -> Any:
+        raise ModelError(self.refuse_as_operand())
 
     def run(self) -> None:
         if self._value is not None:

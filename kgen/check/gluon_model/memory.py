@@ -18,7 +18,7 @@ import torch
 from . import state
 from . import types as ty
 from .types import DType, ModelError
-from .values import Scalar, Tensor, as_tensor, expand_together, shape_of
+from .values import NoOperand, Scalar, Tensor, as_tensor, expand_together, shape_of
 
 _SPACE = 40
 _POISON = 0xFF
@@ -133,7 +133,7 @@ class Region:
         return marks
 
 
-class Shared:
+class Shared(NoOperand):
     """A shared-memory descriptor: a view of an allocation."""
 
     def __init__(self, allocation: Allocation, data: torch.Tensor, dtype: DType, layout: Any) -> None:

@@ -139,6 +139,13 @@ class Tensor:
         return Tensor(ty.cut(~self.data, self.dtype), self.dtype)
 
 
+class NoOperand:
+    """What a kernel holds but cannot calculate with; every operator raises its sentence."""
+
+    def refuse_as_operand(self) -> str:
+        raise NotImplementedError
+
+
 # ---------------------------------------------------------------------------------------------- conversions
 
 
@@ -146,8 +153,9 @@ def as_value(value: Any) -> Value:
     """What an operation takes; refuses what it cannot (an accumulator in flight, a descriptor)."""
     if isinstance(value, (Tensor, int, float)):
         return value
-    refuse = getattr(value, "refuse_as_operand", None)
-    raise ModelError(refuse() if refuse else f"{type(value).__name__} cannot be an operand of arithmetic.")
+    if isinstance(value, NoOperand):
+        raise ModelError(value.refuse_as_operand())
+    raise ModelError(f"{type(value).__name__} cannot be an operand of arithmetic.")
 
 
 def dtype_of(value: Value) -> DType:
@@ -304,7 +312,7 @@ def compare(name: str, a: Any, b: Any) -> Any:
 
 
 def _install() -> None:
-    """The operators of both classes. Set after the classes, because both share these functions."""
+    """The operators. Set after the classes, because they share these functions."""
 
     def forward(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return lambda self, other: function(name, self, other)
@@ -315,7 +323,7 @@ def _install() -> None:
     words = {"and": "and", "or": "or", "xor": "xor", "shl": "lshift", "shr": "rshift"}
     for name in (*_INTS, "truediv"):
         word = words.get(name, name)
-        for cls in (Tensor, Scalar):
+        for cls in (Tensor, Scalar, NoOperand):
             setattr(cls, f"__{word}__", forward(binary, name))
             setattr(cls, f"__r{word}__", backward(name))
     for name in _COMPARE:
