@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.rows import Row
 from kgen.check import Inputs, pack
+from kgen.check.scales import scale_range
 
 FLAT_PAGE = 64
 """Rows of a flat pool that stay together when its requests' pages are permuted."""
@@ -172,21 +173,3 @@ def keys_of(inputs: Inputs) -> int:
 
 
 # where a layout keeps the scales of a token: (offset of the first, bytes from token to token, bytes), per page size
-_SCALES = {
-    "v32": lambda page: (512, 656, 16),
-    "v4": lambda page: (page * 576, 8, 7),
-    "v41_footer": lambda page: (page * 512, 16, 16),
-    "v41_inline": lambda page: (512, 528, 16),
-}
-
-
-def scale_range(kv: Tensor, layout: str) -> tuple[float, float] | None:
-    """(least, largest) group scale stored in a paged cache, read from its bytes; None when one of them is NaN."""
-    offset, step, width = _SCALES[layout](kv.shape[1])
-    shape, strides = (kv.shape[0], kv.shape[1], width), (kv.stride(0), step, 1)
-    raw = kv.as_strided(shape, strides, kv.storage_offset() + offset)
-    low, high = raw.contiguous().view(torch.float32).aminmax() if layout == "v32" else raw.aminmax()
-    if layout == "v32":
-        found = float(low), float(high)
-        return None if found[0] != found[0] or found[1] != found[1] else found
-    return None if int(high) == 255 else (2.0 ** (int(low) - 127), 2.0 ** (int(high) - 127))  # UE8M0: 255 is NaN

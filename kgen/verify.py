@@ -75,6 +75,7 @@ class VerifySummary:
     seconds: float = 0.0
     stopped: str = ""  # why cases are left, in a sentence
     poisoned: bool = False  # the CUDA context is lost: go on in a new process
+    subject: str = ""  # fingerprint of what was verified and where
 
     @property
     def failures(self) -> list[CaseResult]:
@@ -109,7 +110,7 @@ class VerifySummary:
         return {
             "planned": self.planned, "done": len(self.results), "ok": self.ok, "suites": self.suites(),
             "failures": [asdict(result) for result in self.failures], "worst": self.worst(),
-            "environment": self.environment, "seconds": round(self.seconds, 2), "stopped": self.stopped,
+            "environment": self.environment, "subject": self.subject, "seconds": round(self.seconds, 2), "stopped": self.stopped,
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -148,7 +149,7 @@ def verify(
     begin = time.monotonic()
     todo = list(cases)
     done, attempts = read_results(resume_file, subject)
-    summary = VerifySummary(len(todo), environment=environment_here(device))
+    summary = VerifySummary(len(todo), environment=environment_here(device), subject=subject)
 
     def keep(result: CaseResult) -> None:
         summary.results.append(result)

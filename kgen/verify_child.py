@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     from kgen.verify import CaseResult, environment_here, shard_of, verify
-    from kgen.verify_cases import cases_of
+    from kgen.verify_forms import formed_cases
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     part, parts = (int(number) for number in args.shard.split("/"))
-    cases = shard_of(cases_of(args.suite, device), part, parts)[: args.limit]
+    cases = shard_of(formed_cases(args.suite, device), part, parts)[: args.limit]
 
     def tell(result: CaseResult) -> None:
         if not result.ok:
@@ -94,14 +94,18 @@ def subject_of(package: str, environment: dict[str, Any]) -> str:
 
 def shipped_attention(package: str = "generated") -> Attention:
     """The emitted package: `sparse_mla` with lse in a buffer full of NaN; with the flag `facade` FlashMLA's interface,
-    with `pad_heads` the same entry twice."""
+    with `pad_heads` the same entry twice; with `stated` the range of the scales that the call reads is passed, too."""
     import torch
+
+    from kgen.check.scales import selected_range
 
     dispatch = importlib.import_module(f"{package}.dispatch")
 
     def attention(inputs: Inputs, **flags: Any) -> Results:
+        if flags.pop("stated", False):
+            flags["scale_range"] = selected_range(inputs)
         if flags.pop("facade", False):
-            return _through_flash_mla(package, inputs, flags.get("out"))
+            return _through_flash_mla(package, inputs, flags.get("out"), flags.get("scale_range"))
         if to := flags.pop("pad_heads", 0):
             return _padded_as_native(package, inputs, to, flags)
         if flags.get("return_lse"):
@@ -115,7 +119,9 @@ def shipped_attention(package: str = "generated") -> Attention:
     return attention
 
 
-def _through_flash_mla(package: str, inputs: Inputs, out: Tensor | None) -> Results:
+def _through_flash_mla(
+    package: str, inputs: Inputs, out: Tensor | None, scale_range: tuple[float, float] | None
+) -> Results:
     """Shapes as FlashMLA's callers pass them: prefill [T, h, d] with indices [T, 1, topk], decode [b, s_q, h, d]."""
     facade = importlib.import_module(f"{package}.compat.flash_mla")
     q, indices, lengths = inputs.q, inputs.indices, inputs.topk_length
@@ -136,7 +142,7 @@ def _through_flash_mla(package: str, inputs: Inputs, out: Tensor | None) -> Resu
     found, lse = facade.flash_mla_with_kvcache(
         wide(q, 4), inputs.kv, None, None, 512, facade.get_mla_metadata()[0], None, inputs.sm_scale, False, True,
         wide(indices, 3), inputs.attn_sink, inputs.extra_kv, wide(inputs.extra_indices, 3), lengths,
-        inputs.extra_topk_length, out=wide(out, 4), kv_layout=named,
+        inputs.extra_topk_length, out=wide(out, 4), kv_layout=named, scale_range=scale_range,
     )  # fmt: skip
     return found, lse.transpose(1, 2), None
 

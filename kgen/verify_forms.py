@@ -1,0 +1,49 @@
+"""How a matrix reaches every tier of the tables: calls that are aligned or not, with or without a stated scale range.
+
+The cases themselves come with q and indices as slices of wider buffers, which the Hopper families do not serve. Of every
+three cases one stays so, one is aligned, and one is aligned and states the range of its caches' scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kgen.runtime.families import FAMILIES
+from kgen.verify_cases import VerifyCase, cases_of
+
+STATED = ("stated", True)
+"""Flag of a case whose call states the scale range that its caches' bytes have."""
+
+_WITH_SCALES = FAMILIES["sm90_ws_fp8"].layouts
+_HOPPER = FAMILIES["sm90_few"].layouts
+
+
+def formed_cases(suite: str, device: str) -> list[VerifyCase]:
+    """The cases of a suite in their three forms; the full one has every core case once more in the form that asks most."""
+    cases = in_turns(cases_of(suite, device))
+    if suite == "full":
+        core = [case for case in cases_of("core", device) if case.spec.layout in _HOPPER]
+        cases += [replace(most, suite="hopper", slug=f"hopper/{most.slug}") for most in map(asking_most, core)]
+    return list({case.slug: case for case in cases}.values())
+
+
+def in_turns(cases: Sequence[VerifyCase]) -> list[VerifyCase]:
+    forms = (lambda case: case, aligned, asking_most)
+    return [forms[place % 3](case) for place, case in enumerate(cases)]
+
+
+def aligned(case: VerifyCase) -> VerifyCase:
+    """The case with contiguous q and indices."""
+    if not case.spec.q_pad:
+        return case
+    spec = replace(case.spec, q_pad=False)
+    return replace(case, spec=spec, slug=f"{case.slug}/aligned")
+
+
+def asking_most(case: VerifyCase) -> VerifyCase:
+    """Aligned, and stating its scales where a kernel could use that."""
+    case = aligned(case)
+    if case.spec.layout not in _WITH_SCALES:
+        return case
+    return replace(case, flags=(*case.flags, STATED), slug=f"{case.slug}/stated")
