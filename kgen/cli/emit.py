@@ -32,7 +32,7 @@ def emit_command(
         verdict = (
             f"{out} is what kgen emit would write."
             if not different
-            else f"Run kgen emit: {len(different)} files differ."
+            else f"Run kgen emit; it would change {len(different)} of its files."
         )
         show({"differences": different, "tables": counts}, [*lines, *different, verdict], as_json)
         return FOUND if different else 0

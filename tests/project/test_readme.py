@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,17 @@ def test_every_command_named_exists() -> None:
     blocks = "".join(README.split("```")[1::2])
     named = set(re.findall(r"^kgen +([a-z]+)", blocks, re.MULTILINE)) | set(re.findall(r"`kgen ([a-z]+)", README))
     assert {"tune", "emit", "explain", "inspect", "doctor"} <= named <= known
+
+
+def test_the_example_runs_as_printed() -> None:
+    """On the CPU, with the one word that it says to change."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example.count('device = "cuda"') == 1
+    checks = "assert out.shape == (2, 16, 512) and lse.shape == (2, 16) and out.isfinite().all()"
+    code = example.replace('device = "cuda"', 'device = "cpu"') + checks
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "entry " in done.stdout, done.stderr
 
 
 def test_support_matrix_is_what_the_tables_hold() -> None:
