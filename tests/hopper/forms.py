@@ -1,41 +1,79 @@
-"""The forms in which the Hopper families are tested: every choice of a template that changes its code, at least once."""
+"""The forms in which the Hopper families are tested: drawn from their search spaces, so that every two values of different
+axes that some shape may use together occur together, for every layout."""
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import combinations
+from typing import Any
+
 import pytest
 
-from .running import Form
+from kgen.archs import load_arch
+from kgen.runtime.families import FAMILIES
+from kgen.space import load_space
+from kgen.types import KernelSpec, Scalar
 
-WS = Form.make(
-    "sm90_ws", block_h=64, latent="bf16", persistent=True, prefetch_l2=True, qk_first=True, slack=8, fence=True,
-    r_right=216, r_producer=72,
-)  # fmt: skip
-WS_FP8 = Form.make(
-    "sm90_ws_fp8", block_h=64, latent="fp16", persistent=True, nw=4, rp=32, r_value=224, r_prod=128, n_value=256, slack=8,
-    prefetch=True,
-)  # fmt: skip
-FEW = Form.make(
-    "sm90_few", block_h=16, latent="fp16", persistent=True, consumers=2, stages=2, producers=4, rows=32, prefetch_l2=True,
-)  # fmt: skip
-FEW_BF16 = FEW.replace(latent="bf16")
+from .running import ARCH, Form
 
-FORMS: dict[str, tuple[Form, ...]] = {
-    "bf16_d576": (
-        WS,
-        WS.replace(persistent=False, prefetch_l2=False, qk_first=False, slack=0, fence=False),
-        FEW_BF16,
-        FEW_BF16.replace(block_h=32, persistent=False, consumers=1, stages=2),
-    ),
-    "v32": (
-        WS_FP8,
-        WS_FP8.replace(persistent=False, latent="bf16", nw=8, slack=0, prefetch=False),
-        FEW,
-        FEW.replace(block_h=32, persistent=False, latent="bf16", consumers=1, stages=2, rows=16),
-    ),
-}
-FORMS["bf16_d512"] = FORMS["bf16_d576"]
-FORMS["v4"] = FORMS["v32"]
-"""By layout. The first form of each family is its usual one."""
+OURS = ("splits", "specialise")
+"""Tunables that the tests choose case by case."""
+
+Point = tuple[tuple[str, Scalar], ...]
+
+
+def specs(family: str, layout: str) -> list[KernelSpec]:
+    """Shapes that between them allow every value: few and many heads (of the family's), keys and tokens."""
+    page = 0 if layout.startswith("bf16") else 64
+    return [
+        KernelSpec(ARCH, layout, heads, topk, page, tokens)
+        for heads in ((16, 32) if family == "sm90_few" else (64,))
+        for topk in (2048, 128)
+        for tokens in (4096, 1)
+    ]
+
+
+@cache
+def feasible(family: str, layout: str) -> tuple[Point, ...]:
+    """What the space allows, each combination once. Register counts, which the model does not have, stay as they come."""
+    space, arch = load_space(family), load_arch(ARCH)
+    found: dict[Point, Point] = {}
+    for spec in specs(family, layout):
+        for candidate in space.feasible(spec, arch):
+            point = tuple((name, value) for name, value in candidate.tunables if name not in OURS)
+            found.setdefault(tuple(pair for pair in point if not pair[0].startswith("r_")), point)
+    return tuple(sorted(found.values(), key=lambda point: not dict(point).get("persistent", False)))
+
+
+def cover(points: tuple[Point, ...], size: int) -> list[Point]:
+    """A few of the points in which every choice of `size` values occurs that occurs in any point. The first is the first."""
+
+    def choices(point: Point) -> set[Point]:
+        return set(combinations((item for item in point if not item[0].startswith("r_")), size))
+
+    missing = set().union(*map(choices, points))
+    chosen: list[Point] = []
+    while missing:
+        best = max(points, key=lambda point: len(missing & choices(point)))
+        chosen.append(best)
+        missing -= choices(best)
+    return chosen
+
+
+def drawn(size: int) -> dict[str, tuple[Form, ...]]:
+    return {
+        layout: tuple(
+            Form(family.name, point)
+            for family in FAMILIES.values()
+            if family.gluon and layout in family.layouts
+            for point in cover(feasible(family.name, layout), size)
+        )
+        for layout in ("bf16_d576", "bf16_d512", "v32", "v4")
+    }
+
+
+FORMS = drawn(1)
+"""By layout: forms that have all values of all axes."""
 
 
 def usual(layout: str) -> tuple[Form, ...]:
@@ -48,5 +86,15 @@ def exact_scales(form: Form) -> Form:
     return form.replace(latent="bf16")
 
 
+def parameters(forms: dict[str, tuple[Form, ...]]) -> list[Any]:
+    """Parameters of a test: a layout and a form."""
+    return [
+        pytest.param(layout, form, id=f"{layout}-{form.family}-{i}")
+        for layout in forms
+        for i, form in enumerate(forms[layout])
+    ]
+
+
 USUAL = [pytest.param(layout, form, id=f"{layout}-{form.family}") for layout in FORMS for form in usual(layout)]
-"""Parameters of a test: a layout and a form."""
+VALUES = parameters(FORMS)
+PAIRS = parameters(drawn(2))

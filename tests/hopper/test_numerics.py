@@ -12,16 +12,10 @@ import pytest
 
 from kgen.check import CaseSpec
 
-from .forms import FORMS, USUAL, exact_scales
+from .forms import FORMS, PAIRS, USUAL, VALUES, exact_scales
 from .running import Form, check
 
-LAYOUTS = tuple(FORMS)
 EXTRA: dict[str, Any] = {"extra_topk": 100, "extra_page": 2, "extra_slots": 90}
-ALL_FORMS = [
-    pytest.param(layout, form, id=f"{layout}-{form.family}-{i}")
-    for layout in LAYOUTS
-    for i, form in enumerate(FORMS[layout])
-]
 
 
 def heads_of(form: Form, blocks: int = 2) -> int:
@@ -29,19 +23,20 @@ def heads_of(form: Form, blocks: int = 2) -> int:
     return min(70, int(dict(form.tunables)["block_h"]) * (blocks - 1) + 6)
 
 
+def plain_case(layout: str, form: Form, splits: int) -> CaseSpec:
+    topk = 200 if splits > 1 else 170
+    return CaseSpec(layout=layout, heads=heads_of(form), topk=topk, tokens=2, sink="near", lengths="half", seed=splits)
+
+
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("layout", "form"), ALL_FORMS)
+@pytest.mark.parametrize(("layout", "form"), VALUES)
 def test_every_form_is_right(layout: str, form: Form, splits: int) -> None:
-    spec = CaseSpec(
-        layout=layout,
-        heads=heads_of(form),
-        topk=200 if splits > 1 else 170,
-        tokens=2,
-        sink="near",
-        lengths="half",
-        seed=splits,
-    )
-    check(form, spec, splits, seed=splits, exact=splits > 1)
+    check(form, plain_case(layout, form, splits), splits, seed=splits, exact=splits > 1)
+
+
+@pytest.mark.parametrize(("layout", "form", "splits"), [(*p.values, 1 + i % 3) for i, p in enumerate(PAIRS)])
+def test_every_pair_of_choices_is_right(layout: str, form: Form, splits: int) -> None:
+    check(form, plain_case(layout, form, splits), splits, seed=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
