@@ -11,6 +11,8 @@ VENV_ARGS ?=
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.6.0
 TORCH_ARGS ?=
+# make test compiles the Gluon templates with this one, too; it is put into a folder of its own, beside nothing else
+NEWER_TRITON ?= triton==3.9.0
 JOBS ?= 2
 RUN = $(VENV)/bin/python
 
@@ -19,8 +21,8 @@ RUN = $(VENV)/bin/python
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/python -m kgen.demo
 
-test: $(VENV)/.installed
-	TRITON_INTERPRET=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile
+test: $(VENV)/.installed $(VENV)/.newer
+	KGEN_NEWER_TRITON=$(VENV)/newer TRITON_INTERPRET=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff check .
@@ -43,6 +45,10 @@ $(DEMO_VENV)/.installed: EXTRAS = tune,interpret
 	@$(call have,$*,triton) || $(call install,$*,"$(TRITON)") || { echo "No $(TRITON) for this Python: choose another with make TRITON=triton==X (3.4 or newer)."; exit 1; }
 	@$*/bin/python -c "import sys; from importlib.metadata import version as v; old = [p for p, need in (('torch', (2, 6)), ('triton', (3, 4))) if tuple(map(int, v(p).split('.')[:2])) < need]; sys.exit('too old for kgen (torch 2.6, triton 3.4): ' + ', '.join(p + ' ' + v(p) for p in old) if old else 0)"
 	@$(call install,$*,-e ".[$(EXTRAS)]")
+	@touch $@
+
+$(VENV)/.newer: $(VENV)/.installed
+	@$(call install,$(VENV),--no-deps --target $(VENV)/newer --upgrade "$(NEWER_TRITON)")
 	@touch $@
 
 have = $(1)/bin/python -c "import importlib.metadata as m; m.version('$(2)')" 2>/dev/null

@@ -20,8 +20,12 @@ _HOPPER = FAMILIES["sm90_few"].layouts
 
 
 def formed_cases(suite: str, device: str) -> list[VerifyCase]:
-    """The cases of a suite in their three forms; the full one has every core case once more in the form that asks most."""
+    """The cases of a suite in their three forms; the full one has every core case once more in the form that asks most, and
+    the few of the sanitizer are all there in every form."""
     cases = in_turns(cases_of(suite, device))
+    if suite == "sanitizer":
+        few = cases_of(suite, device)
+        cases = few + [form(case) for case in few if case.spec.layout in _HOPPER for form in (aligned, asking_most)]
     if suite == "full":
         core = [case for case in cases_of("core", device) if case.spec.layout in _HOPPER]
         cases += [replace(most, suite="hopper", slug=f"hopper/{most.slug}") for most in map(asking_most, core)]

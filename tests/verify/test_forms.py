@@ -34,6 +34,15 @@ def test_the_core_is_run_once_more_in_the_form_that_asks_most() -> None:
     assert all((STATED in case.flags) == (case.spec.layout in ("v32", "v4")) for case in again)
 
 
+def test_sanitizers_see_every_form() -> None:
+    cases = formed_cases("sanitizer", "cuda")
+    for layout in ("bf16_d576", "bf16_d512", "v32", "v4"):
+        mine = [case for case in cases if case.spec.layout == layout]
+        assert {case.spec.q_pad for case in mine} == {True, False}
+        assert any(STATED in case.flags for case in mine) == (layout in ("v32", "v4"))
+        assert {case.spec.heads for case in mine if not case.spec.q_pad} >= {11}
+
+
 def test_forms_change_the_call_alone() -> None:
     case = verify_case("core", CaseSpec(layout="v4", heads=3))
     assert in_turns([case] * 3) == [case, aligned(case), asking_most(case)]

@@ -1,0 +1,68 @@
+"""The Hopper templates compile for sm_90 on both API generations of Gluon, inside the arch's limits, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kgen.archs import load_arch
+from kgen.build import ProbeJob, attention_job, compile_all, limits_exceeded
+from kgen.space import spaces_of
+from kgen.starts import starting_points
+from kgen.types import Failure, KernelSpec, ResourceUse
+
+ARCH = load_arch("sm90")
+NEWER = os.environ.get("KGEN_NEWER_TRITON", "")
+"""A folder with a newer Triton, as `make test` provides; empty: only the installed one is tried."""
+
+SPECS = {
+    "sm90_ws": (KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4096), KernelSpec("sm90", "bf16_d512", 64, 512, 0, 4)),
+    "sm90_ws_fp8": (KernelSpec("sm90", "v32", 128, 2048, 64, 256), KernelSpec("sm90", "v4", 64, 128, 256, 4, 512, 64)),
+    "sm90_few": (
+        KernelSpec("sm90", "v32", 16, 2048, 64, 1), KernelSpec("sm90", "v4", 8, 128, 256, 64, 512, 64),
+        KernelSpec("sm90", "bf16_d576", 16, 2048, 0, 4096),
+    ),
+}  # fmt: skip
+
+
+def jobs(family: str) -> dict[ProbeJob, str]:
+    """What a search tries first for each spec: one kernel of every latent type."""
+    found = {}
+    for spec in SPECS[family]:
+        points = starting_points(spec, spaces_of("sm90")[family], ARCH, ARCH.device("h200"))
+        for latent in dict.fromkeys(point["latent"] for point in points):
+            point = next(point for point in points if point["latent"] == latent)
+            found[attention_job(spec, point, ARCH.cc)] = f"{spec.slug} {point.slug}"
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(SPECS))
+def test_it_compiles_and_fits(family: str) -> None:
+    check(family)
+
+
+@pytest.mark.parametrize("family", sorted(SPECS))
+@pytest.mark.skipif(not NEWER, reason="KGEN_NEWER_TRITON names no folder with a newer Triton; make test sets it")
+def test_it_compiles_on_a_newer_triton(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(NEWER).resolve()), os.environ.get("PYTHONPATH", "")]))
+    line = "import triton; print(triton.__version__)"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    seen = subprocess.run(
+        [sys.executable, "-c", line], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert tuple(map(int, seen.split(".")[:2])) >= (3, 9), "the folder's Triton was not the one imported"
+    check(family)
+
+
+def check(family: str) -> None:
+    wanted = jobs(family)
+    for job, use in compile_all(wanted, workers=1).items():
+        assert isinstance(use, ResourceUse), (wanted[job], use.message if isinstance(use, Failure) else use)
+        assert limits_exceeded(use, ARCH, job.num_warps) is None, wanted[job]
+        assert use.mma == "wgmma" and use.registers <= 168
+        if family == "sm90_ws":
+            assert use.spills == 0, wanted[job]  # the whole kernel, and so its loops
