@@ -60,6 +60,7 @@ class Partition:
 
 class Machine(ABC):
     device = "cpu"
+    api = "3.6"
 
     def __init__(
         self, memory: GlobalMemory, grid: tuple[int, ...], program: tuple[int, ...], warps: int, seed: int

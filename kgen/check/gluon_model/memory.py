@@ -193,6 +193,16 @@ class Shared(NoOperand):
         return self._view(self.data.view(shape_of(shape)))
 
     def _reinterpret(self, dtype: DType, shape: Any, layout: Any) -> Shared:
+        return self._seen_as("_reinterpret", "3.6", dtype, shape, layout)
+
+    def reinterpret(self, dtype: DType, shape: Any, layout: Any) -> Shared:
+        return self._seen_as("reinterpret", "3.9", dtype, shape, layout)
+
+    def _seen_as(self, name: str, api: str, dtype: DType, shape: Any, layout: Any) -> Shared:
+        if state.machine().api != api:
+            raise ModelError(
+                f"{state.where()} calls {name} of {self}, which Triton {state.machine().api} does not have."
+            )
         sizes = shape_of(shape)
         length = math.prod(sizes) * dtype.itemsize
         if not self.data.is_contiguous() or length > self.numel * self.dtype.itemsize:

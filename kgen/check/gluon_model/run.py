@@ -40,6 +40,7 @@ def run_module(
     memory = GlobalMemory()
     for program in itertools.product(*(range(n) for n in grid)):
         machine = Simulator(memory, tuple(grid), program, num_warps, seed)
+        machine.api = api
         _call(machine, function, args, constants)
 
 
@@ -56,6 +57,7 @@ def trace_module(
 ) -> list[Trace]:
     """The events of each partition of one program, without values; scalar loads (lengths) read `args` all the same."""
     machine = Tracer(GlobalMemory(), tuple(grid), tuple(program), num_warps, 0)
+    machine.api = api
     _call(machine, load(text, api)[kernel], args, constants)
     return machine.traces
 

@@ -93,6 +93,10 @@ def _stub(name: str, **members: Any) -> types.ModuleType:
     return module
 
 
+def _removed(*_: Any, **__: Any) -> None:
+    raise ModelError("async_copy_global_to_shared has been removed; call async_load.")
+
+
 def _language(name: str) -> types.ModuleType:
     members = {k: v for k, v in (vars(language) | vars(elementwise)).items() if not k.startswith("_")}
     members |= dict(ty.DTYPES) | LAYOUTS
@@ -105,13 +109,14 @@ def _modules(api: str) -> dict[str, types.ModuleType]:
     """The stubs by import name. api 3.9: only the newer names of what was renamed."""
     gl = _language("triton.experimental.gluon.language")
     copies = dict(vars(hopper.async_copy))
-    name = "_reinterpret" if api == "3.6" else "reinterpret"
-    gl.__dict__["shared_memory_descriptor"] = types.SimpleNamespace(**{name: Shared._reinterpret})
-    if api == "3.6":
+    older = api == "3.6"
+    reinterpret = {"_reinterpret": Shared._reinterpret} if older else {"reinterpret": Shared.reinterpret}
+    gl.__dict__["shared_memory_descriptor"] = types.SimpleNamespace(**reinterpret)
+    del gl.__dict__["barrier" if older else "thread_barrier"]
+    if older:
         del copies["async_load"]
-    else:
-        del copies["async_copy_global_to_shared"]
-        del gl.__dict__["thread_barrier"]
+    else:  # there, but of no use
+        copies["async_copy_global_to_shared"] = _removed
     members = {k: getattr(hopper, k) for k in ("mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait")}
     members["fence_async_shared"] = hopper.fence_async_shared
     members["async_copy"] = _stub("async_copy", **{k: v for k, v in copies.items() if not k.startswith("_")})
