@@ -64,9 +64,10 @@ class Graph:
 
 # ------------------------------------------------------------------------------------------------------------ reading
 
-NAME = re.compile(r"%[A-Za-z0-9_]+(?:#\d+)?")
+ID = r"%[\w$.-]+"
+NAME = re.compile(rf"{ID}(?:#\d+)?")
 LOCATION = re.compile(r"\s*loc\(((?:[^()\"]|\"[^\"]*\"|\((?:[^()\"]|\"[^\"]*\")*\))*)\)")
-RESULTS = re.compile(r"^(%[\w]+(?::\d+)?(?:, %[\w]+(?::\d+)?)*) = ")
+RESULTS = re.compile(rf"^({ID}(?::\d+)?(?:, {ID}(?::\d+)?)*) = ")
 
 
 class _Reader:
@@ -157,9 +158,9 @@ class _Reader:
                 for position, argument in enumerate(NAME.findall(line.partition(")")[0])):
                     graph.arguments[self.new(argument)] = position
         elif name == "scf.for":
-            head = re.search(r"scf\.for(?: unsigned)? (%\w+) = (\S+) to \S+ step (\S+)", line)
+            head = re.search(rf"scf\.for(?: unsigned)? ({ID}) = (\S+) to \S+ step (\S+)", line)
             assert head is not None, line
-            pairs = re.findall(r"(%\w+) = (%[\w#]+)", line.partition("iter_args(")[2].partition(") ->")[0])
+            pairs = re.findall(rf"({ID}) = ({ID}(?:#\d+)?)", line.partition("iter_args(")[2].partition(") ->")[0])
             begin = [self.find(head[2]), self.find(head[3])]
             initial = [self.find(value) for _, value in pairs]
             outputs = self.results(results)
@@ -171,7 +172,7 @@ class _Reader:
                 for target in values[:2]:
                     graph.flows[target].append(values[2])
         elif name == "scf.while":
-            pairs = re.findall(r"(%\w+) = (%[\w#]+)", line.partition(") :")[0])
+            pairs = re.findall(rf"({ID}) = ({ID}(?:#\d+)?)", line.partition(") :")[0])
             initial = [self.find(value) for _, value in pairs]
             outputs = self.results(results)
             self.open("while", {"results": outputs})
@@ -194,7 +195,7 @@ class _Reader:
         elif re.match(r"partition\d+", name):
             operands = self.special["operands"]
             self.open("partition", {})
-            for argument, value in zip(re.findall(r"(%\w+): ", line), operands, strict=True):
+            for argument, value in zip(re.findall(rf"({ID}): ", line), operands, strict=True):
                 graph.flows[self.new(argument)].append(value)
         elif line.endswith("{"):  # tt.reduce and its kind: the result is of the operands
             operands = self.many(line)
@@ -232,7 +233,7 @@ class _Reader:
         label = re.match(r"\^(\w+)", line)
         assert label is not None
         kind, facts = self.scopes[-1][1:]
-        arguments = [self.new(name) for name in re.findall(r"(%\w+): ", line)]
+        arguments = [self.new(name) for name in re.findall(rf"({ID}): ", line)]
         if kind == "do":
             for target, value in zip(arguments, facts["after"], strict=True):
                 self.graph.flows[target].append(value)
@@ -531,10 +532,10 @@ def look(job: dict[str, Any]) -> dict[str, Any]:
             name: "constexpr" if name in constants else job["types"].get(name, "i32") for name in kernel.arg_names
         }
         text = first_ir(kernel, signature, constants, job["gluon"])
+        names = [name for name in kernel.arg_names if signature[name] != "constexpr"]
+        faults, wide = Walk(read(text), names).faults()
     except Exception as error:  # a planted change may not compile
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"}
-    names = [name for name in kernel.arg_names if signature[name] != "constexpr"]
-    faults, wide = Walk(read(text), names).faults()
     return {"faults": faults, "wide": wide}
 
 
