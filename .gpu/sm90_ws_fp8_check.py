@@ -18,14 +18,15 @@ T0 = time.time()
 FOLDER = os.environ.get("WS8_FOLDER", "/tmp/ws8_modules")
 env = jinja2.Environment(loader=jinja2.FileSystemLoader("templates"), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
 env.filters["py"] = repr
-BASE = dict(block_h=64, block_k=64, latent="fp16", persistent=True, nw=4, rp=32, r_value=224, r_prod=120, n_value=256, slack=8, prefetch=False)
+BASE = dict(block_h=64, block_k=64, latent="fp16", persistent=True, nw=4, rp=32, r_value=224, r_prod=112, n_value=256, slack=8, prefetch=False)
 NW8 = dict(nw=8, n_value=128, r_prod=72)
-ONE = dict(rp=64)  # one register set for a whole tile
-VARIANTS = {"base": {}, "p128": dict(r_prod=128), "one": ONE, "one8": NW8 | ONE, "nw8": NW8, "pf": dict(prefetch=True), "one-pf": ONE | dict(prefetch=True),
+ONE = dict(rp=64, r_prod=120)  # one register set for a whole tile
+VARIANTS = {"base": {}, "p120": dict(r_prod=120), "p128": dict(r_prod=128), "one": ONE, "one8": NW8 | dict(rp=64), "nw8": NW8, "nw8v4": NW8 | dict(r_prod=64), "pf": dict(prefetch=True), "one-pf": ONE | dict(prefetch=True),
             "bf16": dict(latent="bf16"), "bf16-16": dict(latent="bf16", rp=16), "bf16nw8": NW8 | dict(latent="bf16"), "bf16-16x8": NW8 | dict(latent="bf16", rp=16), "bf16one": ONE | dict(latent="bf16")}
 for k in ("late", "noload", "noconv", "nopv"):
     VARIANTS["base-" + k] = dict(patch=(k,))
     VARIANTS["one-" + k] = ONE | dict(patch=(k,))
+VARIANTS["base-grid"] = dict(persistent=False)
 VARIANTS["one-grid"] = ONE | dict(persistent=False)
 VARIANTS["r1-p128"] = dict(r_prod=128, patch=("r1",))  # the first round's text
 VARIANTS["r1-one"] = ONE | dict(patch=("r1",))
@@ -100,7 +101,7 @@ C = CaseSpec
 CHECKS = [
     ("v32 h128 base", C("v32", 128, 512, tokens=5, slots=2048, sink="near"), 1, {}, True),
     ("v32 h100 topk 333 page 7 bf16", C("v32", 100, 333, page=7, tokens=9, slots=1000, scale_rule="arbitrary", sink="mixed"), 1, dict(latent="bf16"), False),
-    ("v32 h64 split16 one8", C("v32", 64, 2048, tokens=3, slots=4096, lengths="random"), 16, NW8 | ONE, True),
+    ("v32 h64 split16 one8", C("v32", 64, 2048, tokens=3, slots=4096, lengths="random"), 16, NW8 | dict(rp=64), True),
     ("v32 h64 T1000 random lengths one", C("v32", 64, 150, tokens=1000, slots=600, lengths="random"), 1, ONE, True),
     ("v32 h64 T300 split 3 persistent", C("v32", 64, 333, tokens=300, slots=600, lengths="random"), 3, {}, True),
     ("v4 h64 dual 128+512 page 64+3 one", C("v4", 64, 128, page=64, tokens=300, slots=512, extra_topk=512, extra_page=3, extra_slots=2048, sink="near"), 1, ONE, True),
@@ -134,11 +135,11 @@ def check(name, case, splits, over, exact):
 def S(layout, heads, topk, page, tokens, extra_topk=0, extra_page=0):
     return KernelSpec("sm90", layout, heads, topk, page, tokens, extra_topk, extra_page)
 TIMES = [
-    ("v32 h128 t128", S("v32", 128, 2048, 64, 128), [1], ["r1-p128", "r1-one", "base", "p128", "one", "one8", "pf", "one-pf", "base-late", "one-late", "base-noload", "one-noload", "one-noconv", "one-nopv", "bf16", "bf16-16", "bf16nw8", "bf16-16x8", "bf16one"]),
+    ("v32 h128 t128", S("v32", 128, 2048, 64, 128), [1], ["r1-p128", "r1-one", "base", "p120", "p128", "one", "nw8", "base-grid", "one-grid", "pf", "one-pf", "base-late", "one-late", "base-noload", "one-noload", "one-noconv", "one-nopv", "bf16", "bf16-16", "bf16nw8", "bf16-16x8", "bf16one"]),
     ("v32 h64 t128", S("v32", 64, 2048, 64, 128), [1], ["r1-one", "base", "one", "one-pf"]),
     ("v32 h128 t16", S("v32", 128, 2048, 64, 16), [4], ["r1-one", "base", "one"]),
     ("v32 h128 t1", S("v32", 128, 2048, 64, 1), [32], ["r1-one", "base", "one"]),
-    ("v4 h64 128+512 t256", S("v4", 64, 128, 256, 256, 512, 64), [1], ["r1-one", "base", "one", "one8", "pf", "one-pf", "one-late", "one-noload", "one-noconv", "one-nopv", "bf16", "bf16nw8"]),
+    ("v4 h64 128+512 t256", S("v4", 64, 128, 256, 256, 512, 64), [1], ["r1-one", "base", "one", "nw8v4", "pf", "one-pf", "one-late", "one-noload", "one-noconv", "one-nopv", "bf16", "bf16nw8"]),
     ("v4 h64 128+512 t64", S("v4", 64, 128, 256, 64, 512, 64), [2], ["r1-one", "base", "one"]),
     ("v4 h128 128+1024 t128", S("v4", 128, 128, 256, 128, 1024, 64), [1], ["r1-one", "base", "one", "one-pf"]),
 ]
