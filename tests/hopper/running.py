@@ -130,6 +130,16 @@ def check(form: Form, spec: CaseSpec, splits: int = 1, **options: Any) -> None:
     assert found.ok, f"{form.family}, {splits} splits, on {spec.slug}: {found.sentence}"
 
 
+def heads_of(form: Form, blocks: int = 2) -> int:
+    """A head count that leaves the last block nearly empty."""
+    return min(70, int(dict(form.tunables)["block_h"]) * (blocks - 1) + 6)
+
+
+def plain_case(layout: str, form: Form, splits: int) -> CaseSpec:
+    topk = 200 if splits > 1 else 170
+    return CaseSpec(layout=layout, heads=heads_of(form), topk=topk, tokens=2, sink="near", lengths="half", seed=splits)
+
+
 def traces_of(
     form: Form, layout: str, lengths: Sequence[int], splits: int = 1, extra_lengths: Sequence[int] = (), *,
     heads: int = 5, text: str | None = None,
