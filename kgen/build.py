@@ -94,9 +94,9 @@ def attention_job(spec: KernelSpec, candidate: Candidate, cc: int) -> ProbeJob:
     )  # fmt: skip
 
 
-def combine_job(arch: str, cc: int, block_s: int, block_d: int) -> ProbeJob:
+def combine_job(arch: str, cc: int, block_s: int, block_d: int, warps: int) -> ProbeJob:
     return ProbeJob(
-        "combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), 4, 2, None
+        "combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), warps, 2, None
     )
 
 

@@ -2,9 +2,9 @@
 
 Templates (hash):
     portable 07323bda6d0dcddd
-    sm90_ws 0a474655d3cf7728
-    sm90_ws_fp8 d2ed2626993e8100
-    sm90_few 93f78d28c74e1600
+    sm90_ws 4addda6e5ada48a1
+    sm90_ws_fp8 39c71684f9114043
+    sm90_few 379f27a1b0011469
     combine 6c4c20e7d0525908
     cache_ops 19a17b444330d2aa
     index_ops ffa2d885667e243d

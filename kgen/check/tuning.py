@@ -1,7 +1,8 @@
 """Inputs for timing: those of the peers' measurements, so that numbers stand beside each other.
 
 q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with power-of-two scales, in which 64
-requests own randomly permuted pages; bf16 pools of 32,768 rows. Lengths uniform in [k/2, k] with -1 beyond; sinks
+requests own randomly permuted pages; bf16 pools of 32,768 rows for prefill, and for decode of 64 requests with so many
+rows each, in random order, which no L2 holds. Lengths uniform in [k/2, k] with -1 beyond; sinks
 N(0, 1).
 """
 
@@ -73,9 +74,15 @@ class _Pool:
         self.topk = topk
         d, device = spec.d_qk, gen.device
         if not spec.kv.paged:
+            requests = 1 if spec.phase == "prefill" else REQUESTS
             self.page, self.pages_each = 1, BF16_ROWS
-            self.cache = torch.randn(BF16_ROWS, d, generator=gen, device=device).to(torch.bfloat16)
-            self.table = torch.arange(BF16_ROWS, device=device)[None, :]
+            if requests > 1 and (pool_bytes is not None or device.type == "cpu"):
+                self.pages_each = max(topk, (pool_bytes or _CPU_POOL_BYTES) // (2 * d * requests))
+            count = requests * self.pages_each
+            self.cache = torch.empty(count, d, dtype=torch.bfloat16, device=device)
+            for part in torch.split(self.cache, _CHUNK // d):
+                part.copy_(torch.randn(part.shape, generator=gen, device=device))
+            self.table = torch.randperm(count, generator=gen, device=device).view(requests, self.pages_each)
             return
         self.page = page
         stride = pack.page_bytes(spec.layout, page)

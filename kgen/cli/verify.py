@@ -88,7 +88,7 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
     import importlib
 
     from kgen.build import attention_job, combine_job
-    from kgen.runtime.families import family_of
+    from kgen.runtime.families import combine_tile, family_of
     from kgen.types import Candidate, KernelSpec, LaunchOptions
 
     jobs: dict[ProbeJob, str] = {}
@@ -107,8 +107,9 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
             jobs[attention_job(spec, candidate, arch.cc)] = entry.module
         splits = int(config.get("splits", 1))
         if splits > 1:
-            for block_d in (128, 512):
-                jobs[combine_job(arch.name, arch.cc, max(2, 1 << (splits - 1).bit_length()), block_d)] = "combine"
+            for rows in (1, 1 << 20):
+                tile = combine_tile(rows, splits)
+                jobs[combine_job(arch.name, arch.cc, max(2, 1 << (splits - 1).bit_length()), *tile)] = "combine"
     return jobs
 
 

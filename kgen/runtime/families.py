@@ -96,3 +96,11 @@ def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, spl
         return (tokens * head_blocks, splits)
     items = tokens * head_blocks * splits
     return (min(items, sms) if persistent else items,)
+
+
+def combine_tile(rows: int, splits: int) -> tuple[int, int]:
+    """(output dims per program, warps) of the merge of `rows` rows. Measured on an H200 (docs/kernels/combine.md): few rows
+    share their dims out; many parts are fastest in halves; else a row is one program of two warps."""
+    if rows <= 32:
+        return 128, 1
+    return (512, 2) if splits < 8 else (256, 2)

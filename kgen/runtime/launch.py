@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import Family, attention_constants, family_of, grid_of
+from .families import Family, attention_constants, combine_tile, family_of, grid_of
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
@@ -249,12 +249,13 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
 
 
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
-    """Few rows: the dims of a row are shared out so that the merge, too, fills the device; many rows: one program each."""
+    """Constants and options of the merge."""
+    dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
     return {
         "BLOCK_S": max(2, 1 << (plan.splits - 1).bit_length()),
-        "BLOCK_D": 128 if call.tokens * call.heads < 2048 or plan.splits > 16 else D_V,
+        "BLOCK_D": dims,
         "UPCAST": interpreting(),
-        "num_warps": 4,
+        "num_warps": warps,
         "num_stages": 2,
     }
 

@@ -11,6 +11,7 @@ from kgen.cost import guess_resources
 from kgen.models import all_models, model_specs
 from kgen.records import load_records
 from kgen.render import template_hash
+from kgen.runtime.families import combine_tile
 from kgen.static import MAX_SPILLS, Result, choose, ranked, refusal
 from kgen.static_run import probe_store
 from kgen.types import Candidate, Failure, KernelSpec, LaunchOptions, ResourceUse, Scalar, TuneRecord
@@ -54,10 +55,11 @@ def test_picks_share_kernels(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHS)
 def test_every_merge_kernel_was_compiled_and_fits(name: str) -> None:
     arch, results = load_arch(name), probe_store(name).load().results
-    for power in range(1, 7):
-        for dims in (128, 512):
-            use = results[combine_job(name, arch.cc, 1 << power, dims).key]
-            assert isinstance(use, ResourceUse) and limits_exceeded(use, arch, 4) is None
+    for splits in range(2, 65):
+        for rows in (1, 32, 33, 70_000):
+            dims, warps = combine_tile(rows, splits)
+            use = results[combine_job(name, arch.cc, 1 << (splits - 1).bit_length(), dims, warps).key]
+            assert isinstance(use, ResourceUse) and limits_exceeded(use, arch, warps) is None
 
 
 @pytest.mark.parametrize("name", ARCHS)

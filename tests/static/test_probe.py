@@ -16,7 +16,7 @@ from kgen.records import RecordStore
 from kgen.static_run import Prober, run_static
 from kgen.types import Failure, KernelSpec, ResourceUse
 
-JOB = combine_job("sm120", 120, 2, 128)
+JOB = combine_job("sm120", 120, 2, 128, 4)
 
 
 def quiet(text: str) -> None:
@@ -46,7 +46,7 @@ def broken_templates(folder: Path, line: str) -> Path:
 def compiled_with(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, block_s: int) -> ResourceUse | Failure:
     monkeypatch.setenv("KGEN_TEMPLATES", str(folder))
     monkeypatch.setenv("KGEN_CACHE", str(tmp_path / "cache"))
-    job = combine_job("sm120", 120, block_s, 128)
+    job = combine_job("sm120", 120, block_s, 128, 4)
     return compile_all([job], 1)[job]
 
 
@@ -65,7 +65,7 @@ def test_a_compiler_that_hangs_is_a_timeout_and_the_next_job_goes_on(
     monkeypatch.setenv("KGEN_TEMPLATES", str(folder))
     monkeypatch.setenv("KGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "TIMEOUT_S", 10.0)
-    jobs = [combine_job("sm120", 120, 2, 128), combine_job("sm120", 120, 16, 128)]
+    jobs = [combine_job("sm120", 120, 2, 128, 4), combine_job("sm120", 120, 16, 128, 4)]
     results = compile_all(jobs, 1)
     kinds = [result.kind for job in jobs if isinstance(result := results[job], Failure)]
     assert kinds == ["timeout", "compile"]
