@@ -1,0 +1,511 @@
+"""Sparse-MLA attention over the bf16_d576 KV cache for few heads: family "sm90_few", Gluon, emitted for sm90.
+
+out[t, h] = sum_j exp(x_j) v_j / (sum_j exp(x_j) + exp(sink[h])),  x_j = sm_scale * <q[t, h], k_j>,  v_j = k_j[:512]
+over the slots j that `indices` selects for token t, from one cache or from two under the same softmax.
+
+The matrix unit wants 64 rows on its M side. With few heads these rows are keys, and HB heads lie on the N side:
+    S^T [64 keys, HB] = K [64, d] Q^T [d, HB]         O^T [512, HB] += V^T [512, 64] P^T [64, HB]
+so that the output accumulator takes 4 * HB registers per thread and the kernel is a gather first of all.
+
+An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first.
+
+Before the partitions start, four warps load the item's indices and Q together, check the indices, divide them by the page
+size and leave the place of each row in shared memory (`places`, PLACES tiles of 64). An item with more tiles gets the later
+ones from the producer, half of the places at a time. Partitions:
+
+    producer   PRODUCERS warps   issue cp.async of rows straight into the tiles; nothing to convert
+    consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
+               maximum and sums; at the end they exchange them, and each writes one half of the output columns
+
+Barriers (count of arrivals per phase):
+    full[stage]      threads of the producer -> consumer: the tile is there (cp.async: one per thread)
+    empty[stage]     1          consumer -> producer: done with the tile, and with its places
+    ready            1          consumer W -> the other: my accumulators are in my last stage
+
+Places that the producer overwrites belong to tiles at least STAGES + 1 before the one that it waited for last.
+
+Validity of a key: its position is below clamp(length, 0, topk) and 0 <= index < slots. A row that is not valid is never
+loaded (masked loads give 0, masked cp.async fills with zero): its bytes may be anything. All control flow depends on item
+numbers, lengths and tile counts only.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+FAMILY = "sm90_few"
+LAYOUT = 'bf16_d576'
+ARCH = 'sm90'
+TEMPLATE_HASH = '379f27a1b0011469'
+TRITON_RANGE = ('3.6', '4.0')
+
+# the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
+copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+_SMEM = gl.shared_memory_descriptor
+sync_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+reinterpret = _SMEM.reinterpret if hasattr(_SMEM, "reinterpret") else _SMEM._reinterpret
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a leading tile without a valid key leaves no inf - inf
+ROW_BYTES = gl.constexpr(1152)
+LATENT = gl.constexpr(512)
+ROPE = gl.constexpr(True)  # dims that have a tile of their own
+V_ROPE = gl.constexpr(False)  # they belong to V as well
+
+
+# ---------------------------------------------------------------------------------------------- items and tiles
+
+
+@gluon.jit
+def place_of(item, head_blocks, splits, SPLIT: gl.constexpr):
+    """(token, split, head block) of an item: head blocks fastest, then splits, then tokens."""
+    block = item % head_blocks
+    rest = item // head_blocks
+    if SPLIT:
+        t = rest // splits
+        split = rest % splits
+    else:
+        t = rest
+        split = 0
+    return t, split, block
+
+
+@gluon.jit
+def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr):
+    """(first tile, number of tiles, tiles of the main cache, length, extra length): the main cache's tiles come first."""
+    lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len = lens
+    length = gl.load(lengths + t // len_per, mask=has_len != 0, other=topk)
+    length = gl.minimum(gl.maximum(length, 0), topk)
+    tiles_main = (length + 63) // 64
+    tiles = tiles_main
+    extra_length = length
+    if DUAL:
+        extra_length = gl.load(extra_lengths + t // len_per, mask=has_extra_len != 0, other=extra_topk)
+        extra_length = gl.minimum(gl.maximum(extra_length, 0), extra_topk)
+        tiles = tiles_main + (extra_length + 63) // 64
+    first = 0
+    count = tiles
+    if SPLIT:
+        per_split = (tiles + splits - 1) // splits
+        first = gl.minimum(split * per_split, tiles)
+        count = gl.minimum(per_split, tiles - first)
+    return first, count, tiles_main, length, extra_length
+
+
+@gluon.jit
+def dim_of(col, h: gl.constexpr):
+    """The dim of column `col` of the left (0) or right (1) latent tile."""
+    return col + 256 * h
+
+
+# ---------------------------------------------------------------------------------------------- inline PTX
+
+
+@gluon.jit
+def opaque_zero(i):
+    """A 0 that the compiler cannot see through. Used in tile indices: loop-invariant wgmma descriptors would be hoisted out
+    of the loop, more than a hundred of them, and spilled."""
+    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [i], dtype=gl.int32, is_pure=True, pack=1)
+
+
+# ---------------------------------------------------------------------------------------------- places of rows
+
+
+@gluon.jit
+def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, IL: gl.constexpr):
+    """Indices of TILES tiles of the item from `tile` on; -1 beyond the length."""
+    first, n, tiles_main, length, extra_length = span
+    main_ids, extra_ids = ids
+    e = tile * 64 + gl.arange(0, TILES * 64, IL)
+    pos = first * 64 + e
+    bound = length
+    ptr = main_ids + pos
+    if DUAL:
+        in_extra = pos >= tiles_main * 64
+        pos = gl.where(in_extra, pos - tiles_main * 64, pos)
+        bound = gl.where(in_extra, extra_length, length)
+        ptr = gl.where(in_extra, extra_ids + pos, main_ids + pos)
+    return gl.load(ptr, mask=(pos < bound) & (e < n * 64), other=-1)
+
+
+@gluon.jit
+def page_of(index, page, PAGE: gl.constexpr):
+    if PAGE > 0:
+        return index // PAGE
+    else:
+        return index // page
+
+
+@gluon.jit
+def post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr,
+                TILES: gl.constexpr, PLACES: gl.constexpr, IL: gl.constexpr):
+    """Check indices and leave the place of each row, its index; -1: not valid."""
+    first, n, tiles_main, length, extra_length = span
+    slots, extra_slots = slot_counts
+    VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    in_extra = (first + tile) * 64 + gl.arange(0, TILES * 64, IL) >= tiles_main * 64
+    n_slots = slots
+    if DUAL:
+        n_slots = gl.where(in_extra, extra_slots, slots)
+    valid = (index >= 0) & (index < n_slots)
+    at = (tile % PLACES) // TILES
+    reinterpret(places, gl.int32, [PLACES // TILES, TILES * 64], VEC).index(at).store(gl.where(valid, index, -1))
+
+
+@gluon.jit
+def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
+                WARPS: gl.constexpr):
+    """The producer's part, where an item has more than PLACES tiles: half of the places from `tile` on."""
+    span, ids, kv_io, slot_counts = refill
+    TILES: gl.constexpr = PLACES // 2
+    IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    index = load_indices(tile, span, ids, DUAL, TILES, IL)
+    post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, TILES, PLACES, IL)
+    sync_threads()
+
+
+# ---------------------------------------------------------------------------------------------- producer
+
+
+@gluon.jit
+def producer(refill, places, tiles, bars, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+    span, ids, kv_io, slot_counts = refill
+    first, n, tiles_main, length, extra_length = span
+    kv, row_stride, extra_kv, extra_row_stride = kv_io
+    full, empty = bars
+    left, right, rope = tiles
+    LR: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCERS, 1], [1, 0])  # 16 bytes per thread, 128 per row segment
+    col = gl.arange(0, 256, gl.SliceLayout(0, LR))
+    for j in range(n):
+        if (j >= PLACES) & (j % (PLACES // 2) == 0):
+            more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PRODUCERS)
+        base = kv
+        stride = row_stride.to(gl.int64)
+        if DUAL:
+            in_extra = first + j >= tiles_main
+            stride = gl.where(in_extra, extra_row_stride.to(gl.int64), stride)
+            if in_extra:
+                base = extra_kv
+        index = places.index(j % PLACES).load(gl.SliceLayout(1, LR))
+        valid = (index >= 0)[:, None]
+        row = (base + gl.where(index >= 0, index, 0).to(gl.int64) * stride)[:, None]
+        st = j % STAGES
+        mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
+        copy_async(left.index(st), row + col[None, :], mask=valid)
+        copy_async(right.index(st), row + (256 + col)[None, :], mask=valid)
+        if ROPE:
+            copy_async(rope.index(st), row + (512 + gl.arange(0, 64, gl.SliceLayout(0, LR)))[None, :], mask=valid)
+        async_copy.mbarrier_arrive(full.index(st), increment_count=False)
+
+
+# ---------------------------------------------------------------------------------------------- consumers
+
+
+@gluon.jit
+def as_output(tile, ROWS: gl.constexpr, COLS: gl.constexpr, HB: gl.constexpr):
+    """A 16-bit tile [64, COLS] of a stage as fp32 [ROWS, HB]."""
+    buf = reinterpret(tile, gl.float32, [32 * COLS // HB, HB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return buf.slice(0, ROWS, dim=0)
+
+
+@gluon.jit
+def merged(tile, mine, other, has_mine, has_other, w_mine, w_other, ROWS: gl.constexpr, COLS: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, OL: gl.constexpr):
+    """Weighted sum of what the consumers left in their stages, in a layout that stores 16 bytes per thread."""
+    o = gl.zeros([ROWS, HB], gl.float32, OL)
+    if has_mine:
+        o = as_output(tile.index(mine), ROWS, COLS, HB).load(OL) * gl.convert_layout(w_mine, gl.SliceLayout(0, OL))[None, :]
+    if CONSUMERS == 2:
+        if has_other:
+            o += as_output(tile.index(other), ROWS, COLS, HB).load(OL) * gl.convert_layout(w_other, gl.SliceLayout(0, OL))[None, :]
+    return o
+
+
+@gluon.jit
+def write_columns(row, stride_h, head, n_heads, o, dims, keep, OL: gl.constexpr):
+    """o [columns, HB] to out[head, dim of the column]."""
+    ptr = row + ((head.to(gl.int64) * stride_h)[None, :] + dims[:, None])
+    gl.store(ptr, o.to(row.dtype.element_ty), mask=(head < n_heads)[None, :] & keep[:, None])
+
+
+@gluon.jit
+def row_pairs(x, HB: gl.constexpr):
+    """[64, HB] -> two of [4, 8, HB]: the rows that a thread holds, apart. Their sum stays in its registers."""
+    return gl.split(x.reshape([4, 2, 8, HB]).permute((0, 2, 3, 1)))
+
+
+@gluon.jit
+def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16: gl.constexpr, HB: gl.constexpr,
+             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
+    """Consumer W takes every CONSUMERS-th tile of the item."""
+    t, split, splits, block, n = item
+    left, right, rope = tiles
+    ql, qr, qo = queries
+    p_latent, p_rope = probs
+    full, empty, ready_mine, ready_other = bars
+    s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out = out_io
+    SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HB, 16])
+    HL: gl.constexpr = gl.SliceLayout(0, SL)
+    OL: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
+    OH: gl.constexpr = gl.SliceLayout(0, OL)
+    own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
+    m = gl.full([HB], LOWEST, gl.float32, HL)
+    l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
+    al = gl.zeros([256, HB], gl.float32, SL)
+    ar = gl.zeros([256, HB], gl.float32, SL)
+    for i in range(own):
+        z = opaque_zero(i)
+        j = CONSUMERS * i + W
+        st = j % STAGES + z
+        s = gl.zeros([64, HB], gl.float32, SL)
+        mbarrier.wait(full.index(st), (j // STAGES) & 1)
+        fence_async_shared()  # the producer's writes by the generic proxy -> reads of wgmma
+        s = warpgroup_mma(left.index(st), ql.index(z).permute((1, 0)), s, use_acc=False, is_async=True)
+        s = warpgroup_mma(right.index(st), qr.index(z).permute((1, 0)), s, is_async=True)
+        if ROPE:
+            s = warpgroup_mma(rope.index(st), qo.index(z).permute((1, 0)), s, is_async=True)
+        valid = places.index(j % PLACES).load(gl.SliceLayout(1, SL)) >= 0
+        s = warpgroup_mma_wait(0, deps=[s])
+        x = gl.where(valid[:, None], s * scale_log2, float("-inf"))
+        m_new = gl.maximum(m, gl.max(x, 0))
+        alpha = gl.exp2(m - m_new)
+        p = gl.exp2(x - m_new[None, :])
+        p_latent.store(p.to(p_latent.dtype))
+        fence_async_shared()
+        al = al * alpha[None, :]
+        ar = ar * alpha[None, :]
+        al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
+        ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
+        alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+        p_rows, p_others = row_pairs(p, HB)
+        l = l * alpha_rows + (p_rows + p_others)
+        m = m_new
+        al, ar = warpgroup_mma_wait(0, deps=[al, ar])
+        mbarrier.arrive(empty.index(st), count=1)
+
+    # ---- the item's end: accumulators through my last stage, half of the columns for each consumer
+    mine = (W + CONSUMERS * (own - 1)) % STAGES
+    other = mine
+    others = 0
+    if CONSUMERS == 2:
+        others = n - own
+        other = (1 - W + 2 * (others - 1)) % STAGES
+    if own > 0:
+        as_output(left.index(mine), 256, 256, HB).store(al)
+        as_output(right.index(mine), 256, 256, HB).store(ar)
+    stats.index(2 * W).store(m)
+    stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
+    if CONSUMERS == 2:
+        mbarrier.arrive(ready_mine, count=1)
+        mbarrier.wait(ready_other, 0)
+    m0 = stats.index(0).load(OH)
+    l0 = stats.index(1).load(OH)
+    top = m0
+    total = l0
+    w0 = gl.full([HB], 1.0, gl.float32, OH)
+    w1 = w0
+    if CONSUMERS == 2:
+        m1 = stats.index(2).load(OH)
+        l1 = stats.index(3).load(OH)
+        top = gl.maximum(m0, m1)
+        w0 = gl.exp2(m0 - top)
+        w1 = gl.exp2(m1 - top)
+        total = l0 * w0 + l1 * w1
+    nothing = total == 0.0
+    head = block * HB + gl.arange(0, HB, OH)
+    b = (t // s_q).to(gl.int64)
+    s_pos = (t % s_q).to(gl.int64)
+    # a NaN key leaves no trace in a maximum, but it does in the sum
+    true_max = gl.where(total == total, gl.where(top == LOWEST, float("-inf"), top), float("nan"))
+    lse2 = gl.where(nothing, float("-inf"), top + gl.log2(total))
+    if SPLIT:
+        inv = gl.where(nothing, 0.0, 1.0 / total)
+    else:
+        sink, has_sink = sink_io
+        sink2 = gl.load(sink + head, mask=(head < n_heads) & (has_sink != 0), other=float("-inf")) * LOG2E
+        # a sink far above every key makes the total inf, and the output zero, as it should be
+        inv = gl.where(nothing, 0.0, 1.0 / (total + gl.exp2(sink2 - top)))
+    if W == 0:
+        write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
+    w_mine = (w0 if W == 0 else w1) * inv
+    w_other = (w1 if W == 0 else w0) * inv
+    if SPLIT:
+        row = part_out + ((t.to(gl.int64) * splits + split) * n_heads) * 512
+        stride_h = 512
+    else:
+        row = out + b * out_stride_b + s_pos * out_stride_s
+        stride_h = out_stride_h
+    if (n > 0) | (not SPLIT):  # a part without keys is not read
+        col = gl.arange(0, 256, gl.SliceLayout(1, OL))
+        if W == 0:
+            d = dim_of(col, 0)
+            o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+        if W == CONSUMERS - 1:
+            d = dim_of(col, 1)
+            o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+
+
+@gluon.jit
+def write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT: gl.constexpr):
+    (lse, lse_stride_b, lse_stride_s, lse_stride_h, max_logits, max_stride_b, max_stride_s, max_stride_h, part_lse, part_max,
+     lse_scale, empty_lse, has_lse, has_max) = stat_io
+    exists = head < n_heads
+    if SPLIT:
+        part = (t.to(gl.int64) * splits + split) * n_heads + head
+        gl.store(part_lse + part, lse2, mask=exists)
+        gl.store(part_max + part, true_max, mask=exists & (has_max != 0))
+    else:
+        at = lse + b * lse_stride_b + s_pos * lse_stride_s + head.to(gl.int64) * lse_stride_h
+        gl.store(at, gl.where(nothing, empty_lse, lse2 * (LN2 * lse_scale)), mask=exists & (has_lse != 0))
+        at = max_logits + b * max_stride_b + s_pos * max_stride_s + head.to(gl.int64) * max_stride_h
+        gl.store(at, true_max * LN2, mask=exists & (has_max != 0))
+
+
+# ---------------------------------------------------------------------------------------------- kernel
+
+
+@gluon.jit
+def new_barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(bars.index(i), count=COUNT)
+    return bars
+
+
+@gluon.jit(do_not_specialize=["n_heads", "s_q", "topk", "extra_topk", "slots", "extra_slots", "page", "extra_page",
+                              "len_per", "has_len", "has_extra_len", "has_sink", "has_lse", "has_max", "tokens", "splits"])
+def attention_kernel(
+    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, out, lse, max_logits,
+    part_out, part_lse, part_max,
+    scale_log2, lse_scale, empty_lse,
+    n_heads, s_q, topk, extra_topk, slots, extra_slots, page, extra_page,
+    len_per, has_len, has_extra_len, has_sink, has_lse, has_max,
+    page_stride, extra_page_stride,
+    q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s,
+    out_stride_b, out_stride_s, out_stride_h,
+    lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h,
+    tokens, splits,
+    HB: gl.constexpr,  # heads per item: 16 or 32
+    CONSUMERS: gl.constexpr,  # 2, or 1 where an item is a tile or two
+    STAGES: gl.constexpr,  # tiles in shared memory, at least CONSUMERS
+    PRODUCERS: gl.constexpr,  # warps that gather
+    ROWS: gl.constexpr,  # not used: bf16 rows go by cp.async
+    FP16: gl.constexpr,  # not used: bf16 rows stay bf16
+    STAGED: gl.constexpr,  # not used
+    PLACES: gl.constexpr,  # tiles whose rows' places are in shared memory: 8, 16 or 32
+    DUAL: gl.constexpr,  # a second cache under the same softmax
+    SPLIT: gl.constexpr,  # write normalised parts for combine.py
+    PAGE: gl.constexpr,  # 0: page, else the exact number; likewise the next
+    EXTRA_PAGE: gl.constexpr,
+):
+    KT: gl.constexpr = gl.bfloat16
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32
+    VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HB], gl.float16)
+    BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+
+    # What everything waits for: the item's length, then its indices, and Q beside them.
+    head_blocks = (n_heads + HB - 1) // HB
+    t, split, block = place_of(gl.program_id(0), head_blocks, splits, SPLIT)
+    lens = (lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len)
+    first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT)
+    span = (first, n, tiles_main, length, extra_length)
+    b = (t // s_q).to(gl.int64)
+    s_pos = (t % s_q).to(gl.int64)
+    main_ids = indices + b * idx_stride_b + s_pos * idx_stride_s
+    ids = (main_ids, main_ids)
+    if DUAL:
+        ids = (main_ids, extra_indices + b * extra_idx_stride_b + s_pos * extra_idx_stride_s)
+    index0 = load_indices(0, span, ids, DUAL, 8, IL)
+    index1 = index0
+    index2 = index0
+    if PLACES >= 16:
+        index1 = load_indices(8, span, ids, DUAL, 8, IL)
+    if PLACES >= 32:
+        index2 = load_indices(16, span, ids, DUAL, 16, IL)
+    head = block * HB + gl.arange(0, HB, gl.SliceLayout(1, BL))
+    mask = (head < n_heads)[:, None]
+    col = gl.arange(0, 256, gl.SliceLayout(0, BL))
+    row = q + b * q_stride_b + s_pos * q_stride_s + (head.to(gl.int64) * q_stride_h)[:, None]
+    # columns without a dim (v4 has 448 in 512) are zero in Q and in K
+    xl = gl.load(row + dim_of(col, 0)[None, :], mask=mask & (dim_of(col, 0) < LATENT)[None, :], other=0.0)
+    xr = gl.load(row + dim_of(col, 1)[None, :], mask=mask & (dim_of(col, 1) < LATENT)[None, :], other=0.0)
+
+    left = gl.allocate_shared_memory(KT, [STAGES, 64, 256], TILE)
+    right = gl.allocate_shared_memory(KT, [STAGES, 64, 256], TILE)
+    ql = gl.allocate_shared_memory(KT, [1, HB, 256], TILE)
+    qr = gl.allocate_shared_memory(KT, [1, HB, 256], TILE)
+    rope = left
+    qo = ql
+    if ROPE:
+        rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], TILE)
+        qo = gl.allocate_shared_memory(gl.bfloat16, [1, HB, 64], TILE)
+        xo = gl.load(row + (LATENT + gl.arange(0, 64, gl.SliceLayout(0, BL)))[None, :], mask=mask, other=0.0)
+    places = gl.allocate_shared_memory(gl.int32, [PLACES, 64], VEC)
+    feet = places
+    stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)
+    full = new_barriers(STAGES, 32 * PRODUCERS)
+    empty = new_barriers(STAGES, 1)
+    p0 = gl.allocate_shared_memory(KT, [64, HB], PL)
+    probs0 = (p0, p0)
+
+    slot_counts = (slots, extra_slots)
+    kv_io = (kv, page_stride, extra_kv, extra_page_stride)
+    tiles_out = (left, right, rope)
+    post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
+    if PLACES >= 16:
+        if n > 8:
+            post_places(index1, 8, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
+    if PLACES >= 32:
+        if n > 16:
+            post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
+    ql.index(0).store(xl.to(KT))
+    qr.index(0).store(xr.to(KT))
+    if ROPE:
+        qo.index(0).store(xo)
+    fence_async_shared()
+
+    item = (t, split, splits, block, n)
+    out_io = (s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out)
+    stat_io = (lse, lse_stride_b, lse_stride_s, lse_stride_h, max_logits, max_stride_b, max_stride_s, max_stride_h, part_lse, part_max,
+               lse_scale, empty_lse, has_lse, has_max)
+    sink_io = (sink, has_sink)
+    tiles = (left, right, rope)
+    queries = (ql, qr, qo)
+    refill = (span, ids, kv_io, slot_counts)
+    # Registers per thread: 64 K over all warps. The default partition, consumer 0, gets what the others leave.
+    R_PRODUCER: gl.constexpr = 72
+    R_CONSUMER: gl.constexpr = 216
+
+    if CONSUMERS == 2:
+        ready0 = new_barriers(1, 1)
+        ready1 = new_barriers(1, 1)
+        p1 = gl.allocate_shared_memory(KT, [64, HB], PL)
+        probs1 = (p1, p1)
+        bars0 = (full, empty, ready0.index(0), ready1.index(0))
+        bars1 = (full, empty, ready1.index(0), ready0.index(0))
+        gl.warp_specialize([
+            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
+                        SPLIT, PLACES)),
+            (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
+                        SPLIT, PLACES)),
+            (producer, (refill, places, tiles_out, (full, empty), STAGES, PRODUCERS, DUAL, PLACES)),
+        ], [4, PRODUCERS], [R_CONSUMER, R_PRODUCER])
+    else:
+        bars = (full, empty, full.index(0), full.index(0))
+        gl.warp_specialize([
+            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
+                        SPLIT, PLACES)),
+            (producer, (refill, places, tiles_out, (full, empty), STAGES, PRODUCERS, DUAL, PLACES)),
+        ], [PRODUCERS], [R_PRODUCER])
