@@ -80,12 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def subject_of(package: str, environment: dict[str, Any]) -> str:
-    """Fingerprint of the emitted package (what one arch runs of it), of `kgen.check`, of GPU, driver, Triton, torch."""
+    """Fingerprint of the emitted package (what one arch runs of it), of what `kgen.check` compares with, of GPU, driver,
+    Triton, torch. The model of Gluon and its protocol check are no part of it."""
     emitted = Path(str(importlib.import_module(package).__file__)).parent
     own = Path(__file__).parent
     files = [*emitted.glob("*.py"), *emitted.glob("compat/*.py"), *emitted.glob(f"{environment['arch']}/*.py")]
     digest = hashlib.sha256()
-    for path in sorted([*files, *own.glob("check/*.py")]):
+    checks = [path for path in own.glob("check/*.py") if not path.name.startswith("protocol")]
+    for path in sorted([*files, *checks]):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     for name in ("gpu", "cc", "driver", "triton", "torch"):
         digest.update(f"{name}={environment[name]}\0".encode())
