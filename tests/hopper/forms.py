@@ -42,7 +42,15 @@ def feasible(family: str, layout: str) -> tuple[Point, ...]:
         for candidate in space.feasible(spec, arch):
             point = tuple((name, value) for name, value in candidate.tunables if name not in OURS)
             found.setdefault(tuple(pair for pair in point if not pair[0].startswith("r_")), point)
-    return tuple(sorted(found.values(), key=lambda point: not dict(point).get("persistent", False)))
+    points = tuple(sorted(found.values(), key=lambda point: not dict(point).get("persistent")))
+    return points + flipped(points)
+
+
+def flipped(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The first point with each flag turned that a layout's space leaves alone: the template has that code all the same."""
+    first = dict(points[0])
+    fixed = [n for n, v in first.items() if isinstance(v, bool) and all(dict(point)[n] == v for point in points)]
+    return tuple(tuple({**first, name: not first[name]}.items()) for name in fixed)
 
 
 def cover(points: tuple[Point, ...], size: int) -> list[Point]:
