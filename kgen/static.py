@@ -133,7 +133,9 @@ def vote(wishes: Mapping[KernelSpec, Sequence[ProbeJob]], known: Iterable[ProbeJ
 def combine_jobs(arch: ArchSpec) -> list[ProbeJob]:
     """Every merge kernel that a launch may pick: 2 to 64 parts, few rows or many."""
     tiles = [
-        (1 << (splits - 1).bit_length(), *combine_tile(rows, splits)) for splits in range(2, 65) for rows in (1, 1 << 20)
+        (1 << (splits - 1).bit_length(), *combine_tile(rows, splits))
+        for splits in range(2, 65)
+        for rows in (1, 1 << 20)
     ]
     return [combine_job(arch.name, arch.cc, block_s, dims, warps) for block_s, dims, warps in dict.fromkeys(tiles)]
 
