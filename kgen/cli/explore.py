@@ -52,6 +52,8 @@ def explain_command(
     tokens: int = typer.Option(..., min=1),
     page: int = typer.Option(0, min=0), extra_topk: int = typer.Option(0, min=0), extra_page: int = typer.Option(0, min=0),
     device: Optional[str] = typer.Option(None, help="Device class, such as h200; default: none, as on an unknown GPU."),
+    fp16: bool = typer.Option(False, "--fp16", help="A call that states a scale_range inside [6e-5, 146]."),
+    unaligned: bool = typer.Option(False, "--unaligned", help="A call that the Gluon families do not take."),
     against: int = typer.Option(5, min=0, help="How many other entries to give reasons for."),
     as_json: bool = Json,
 ) -> int:  # fmt: skip
@@ -63,7 +65,8 @@ def explain_command(
     spec = spec_from_shape(arch, layout, heads, topk, page, tokens, extra_topk, extra_page)
     records, _ = emit.read_records()
     entries = emit.build(records, archs=[arch]).tables[arch]
-    shape = Shape(spec.layout, heads, topk, page, tokens, extra_topk, extra_page)
+    stated = fp16 and spec.kv.fp8
+    shape = Shape(spec.layout, heads, topk, page, tokens, extra_topk, extra_page, stated, not unaligned)
     choice = select(entries, shape, device)
     if choice is None:
         raise ConfigError(f"No entry of {arch} serves {spec.slug}: kgen tune --static --arch {arch} makes one.")

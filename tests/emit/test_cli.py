@@ -70,6 +70,18 @@ def test_list_and_explain_agree_with_the_models() -> None:
     assert found["runner_up"] is not None and found["runner_up"] != found["entry"]
 
 
+@pytest.mark.parametrize(
+    ("more", "family", "latent"),
+    [((), "sm90_ws_fp8", "bf16"), (("--fp16",), "sm90_ws_fp8", "fp16"), (("--fp16", "--unaligned"), "portable", None)],
+)
+def test_explain_asks_for_each_tier(more: tuple[str, ...], family: str, latent: str | None) -> None:
+    shape = ["--layout", "v32", "--heads", "64", "--topk", "2048", "--page", "64", "--tokens", "64", "--device", "h200"]
+    code, output = run("explain", "--arch", "sm90", *shape, *more, "--json")
+    entry = json.loads(output)["entry"]
+    assert code == 0 and entry["module"].startswith(f"{family}_v32")
+    assert dict(entry["config"]["tunables"]).get("latent") == latent
+
+
 def test_damaged_records_are_named_and_the_rest_is_used(tmp_path: Path) -> None:
     """A damaged line is set aside with its number; the good lines count; the exit code says that something was found."""
     source = Path(__file__).parents[2] / "configs" / "records" / "h200.jsonl"
