@@ -9,8 +9,9 @@ import torch
 
 from . import launch
 from .call import AttentionCall
+from .families import combine_tile
 from .layouts import LAYOUTS
-from .lookup import PACKAGE, choose, serve
+from .lookup import PACKAGE, choose
 from .select import Choice, token_breaks
 from .table import Entry, Shape
 from .target import default_target, known_arch, load_table, target_of
@@ -78,12 +79,18 @@ def explain(shape: Shape, *, arch: str | None = None, device_class: str | None =
 
 
 def workspace_size(shape: Shape, *, arch: str | None = None, device_class: str | None = None) -> int:
-    """Bytes of workspace that serve every token count from 1 to `shape.tokens`; 0 when the keys are never split.
+    """Bytes of workspace that serve every token count from 1 to `shape.tokens`, aligned or not, with a stated scale range or
+    without; 0 when the keys are never split.
 
     One buffer of that size may be shared by all layers of a stream. Without `arch`: for the current device.
     """
     arch, device_class = _resolve(arch, device_class)
-    sizes = (launch.scratch_bytes(at, choice.entry, choice.exact) for at, choice in _up_to(shape, arch, device_class))
+    forms = [replace(shape, fp16=fp16, aligned=aligned) for fp16 in (False, True) for aligned in (True, False)]
+    sizes = (
+        launch.scratch_bytes(at, choice.entry, choice.exact)
+        for form in forms
+        for at, choice in _up_to(form, arch, device_class)
+    )
     return max(sizes, default=0)
 
 
@@ -104,7 +111,9 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
         done = set()
         for at, choice in _up_to(shape, target.arch, target.device_class):
             scratch = launch.scratch_bytes(at, choice.entry, choice.exact)
-            variant = (choice.entry, choice.exact, scratch // (at.tokens * at.heads))  # the last one: number of splits
+            rows = at.tokens * at.heads
+            merge = combine_tile(rows, launch.MAX_SPLITS) if scratch else None  # few rows have another kernel
+            variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
             if variant not in done:
                 done.add(variant)
                 _run_empty(at, target.arch, choice, place)
@@ -128,7 +137,7 @@ def _up_to(shape: Shape, arch: str, device_class: str | None) -> Iterator[tuple[
     table = load_table(arch)
     breaks = token_breaks(table.entries if table else (), shape)
     for first, end in zip(breaks, [*breaks[1:], shape.tokens + 1], strict=True):
-        choice = serve(arch, device_class, replace(shape, tokens=first)).choice
+        choice = choose(arch, device_class, replace(shape, tokens=first))  # not `serve`: nobody asked for these counts
         for tokens in range(first, end):
             yield replace(shape, tokens=tokens), choice
 

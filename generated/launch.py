@@ -138,7 +138,12 @@ def plan_scratch_bytes(plan: Plan, tokens: int, heads: int) -> int:
     if plan.splits == 1:
         return 0
     rows = tokens * plan.splits * heads
-    return rows * (D_V * _part_dtype(plan).itemsize + 8)
+    return rows * D_V * _part_dtype(plan).itemsize + 2 * _stat_bytes(rows)
+
+
+def _stat_bytes(rows: int) -> int:
+    """Bytes of one fp32 per row, rounded up to 16: a part that starts elsewhere would need another compiled kernel."""
+    return -(-4 * rows // 16) * 16
 
 
 def scratch_bytes(shape: Shape, entry: Entry, exact: bool) -> int:
@@ -227,10 +232,11 @@ def _scratch_tensors(call: AttentionCall, plan: Plan, workspace: torch.Tensor | 
     flat = workspace.view(torch.uint8).flatten()
     rows = call.tokens * plan.splits * call.heads
     at = rows * D_V * _part_dtype(plan).itemsize
+    second = at + _stat_bytes(rows)
     return (
         flat[:at].view(_part_dtype(plan)),
         flat[at : at + 4 * rows].view(torch.float32),
-        flat[at + 4 * rows : at + 8 * rows].view(torch.float32),
+        flat[second : second + 4 * rows].view(torch.float32),
     )
 
 

@@ -148,8 +148,10 @@ def shape_of(
     extra_kv: torch.Tensor | None = None,
     extra_indices: torch.Tensor | None = None,
     scale_range: tuple[float, float] | None = None,
+    out: torch.Tensor | None = None,
+    sm_scale: float = 1.0,
 ) -> Shape:
-    """The look-up's key of arguments that `refusals` has nothing against, as if all were aligned; allocates nothing."""
+    """The look-up's key of arguments that `refusals` has nothing against; allocates nothing."""
     layout = find_layout(kv_layout, q.shape[-1])
     if layout is None:
         raise Unsupported(refusals(q, kv, indices, sm_scale=1.0, kv_layout=kv_layout))
@@ -162,7 +164,20 @@ def shape_of(
         extra_topk=0 if extra_indices is None else extra_indices.shape[-1],
         extra_page=0 if extra_kv is None else extra_kv.shape[1],
         fp16=layout.fp8 and fits_fp16(scale_range),
+        aligned=sm_scale > 0 and all(map(_copies_whole, (q, out, kv, extra_kv))),
     )
+
+
+def _copies_whole(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor's pointer and strides are what `AttentionCall.aligned` asks for (an output yet to be made is)."""
+    if tensor is None:
+        return True
+    if tensor.element_size() == 1 or tensor.dim() == 2:  # a cache: from page to page, from row to row
+        strides = [tensor.stride(0)]
+    else:
+        lead = [tensor.stride(i) for i in range(tensor.dim() - 2) if tensor.shape[i] > 1] or [tensor.stride(-3)]
+        strides = [*lead, tensor.stride(-2)]
+    return not any(number % 16 for number in (tensor.data_ptr(), *strides))
 
 
 def _view(kv: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None, form: _Form) -> CacheView:

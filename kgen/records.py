@@ -169,9 +169,10 @@ def winner(records: Sequence[TuneRecord]) -> TuneRecord | None:
     nothing was measured.
     """
     measured = [r for r in settle(records) if r.measurement is not None]
+    trusted = {_place(r) for r in measured}
     champion: TuneRecord | None = None
-    for record in measured:
-        if not is_interleaved(_time(record)):
+    for record in records:  # not the settled ones: a champion that was timed again must stay before those that it beat
+        if record.measurement is None or not is_interleaved(_time(record)) or _place(record) not in trusted:
             continue
         same = champion is not None and champion.candidate == record.candidate
         if champion is None or same or beats(_time(record), _time(champion)):

@@ -27,6 +27,10 @@ HBM_SHARE = 0.9
 """Share of the data sheet's bandwidth that a floor assumes (a copy reaches 0.89 on an H200: 4,270 of 4,800 GB/s)."""
 
 
+BEATEN = 0.97
+"""A bucket gives way to a larger one that took less than this share of its time: what is nearer may be noise."""
+
+
 def config_of(candidate: Candidate) -> Config:
     """The shipped form of a candidate's constants."""
     values = tuple((name, v) for name, v in candidate.tunables if v is not None and not isinstance(v, float))
@@ -130,7 +134,21 @@ def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict
     found: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
     for (device, spec), record in measured_winners(records).items():
         found[device, _family(spec)][spec.tokens] = record
-    return found
+    return {key: _without_beaten(buckets) for key, buckets in found.items()}
+
+
+def _without_beaten(buckets: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
+    """The buckets that no larger one beats: what does more tokens in less time serves the fewer, too. It happens where a
+    bucket was tuned with one family only."""
+
+    def us(record: TuneRecord) -> float:
+        return record.measurement.median_us if record.measurement else math.inf
+
+    return {
+        tokens: record
+        for tokens, record in buckets.items()
+        if not any(other > tokens and us(more) < BEATEN * us(record) for other, more in buckets.items())
+    }
 
 
 def _order(spec: KernelSpec) -> tuple[object, ...]:

@@ -82,10 +82,18 @@ def check_scalars(sm_scale: float, lse_base: str, reasons: list[str]) -> None:
         reasons.append(
             f"sm_scale is a {type(sm_scale).__name__}: pass a Python float (a tensor would need a synchronisation)."
         )
-    elif not math.isfinite(sm_scale):
+    elif not _finite(sm_scale):
         reasons.append(f"sm_scale is {sm_scale}: pass a finite number.")
     if lse_base not in ("e", "2"):
         reasons.append(f'lse_base is {lse_base!r}: pass "e" (natural logarithm) or "2".')
+
+
+def _finite(number: float) -> bool:
+    """Whether a Python number is finite as a float (an int may be too large to be one)."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def check_scale_range(scale_range: object, reasons: list[str]) -> None:
@@ -93,7 +101,7 @@ def check_scale_range(scale_range: object, reasons: list[str]) -> None:
     if scale_range is None:
         return
     numbers = scale_range if isinstance(scale_range, (tuple, list)) and len(scale_range) == 2 else ()
-    if not numbers or not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+    if not numbers or not all(isinstance(n, (int, float)) and _finite(n) for n in numbers):
         reasons.append(f"scale_range is {scale_range!r}: pass None, or two finite Python numbers (low, high).")
     elif not 0 <= numbers[0] <= numbers[1]:
         reasons.append(f"scale_range is {scale_range!r}: pass (low, high) with 0 <= low <= high.")

@@ -126,7 +126,7 @@ def supports(
         return reasons
     try:
         target = target_of(q.device)
-        shape = shape_of(q, kv, indices, kv_layout, extra_kv, extra_indices, scale_range)
+        shape = shape_of(q, kv, indices, kv_layout, extra_kv, extra_indices, scale_range, out, sm_scale)
         serving = serve(target.arch, target.device_class, shape)
         if workspace is not None:
             _check_workspace(workspace, serving.scratch, q.device)

@@ -90,7 +90,10 @@ def _triton_problem(arch: str, module: str) -> str | None:
     import triton  # here, because importing dispatch must stay cheap
 
     name = f"{PACKAGE}.{arch}.{module}"
-    first, below = importlib.import_module(name).TRITON_RANGE
+    try:
+        first, below = importlib.import_module(name).TRITON_RANGE
+    except ImportError as error:  # Triton 3.4 has no Gluon for Hopper
+        return f"{name} does not import with Triton {triton.__version__}: {error}."
     if _version(first) <= _version(triton.__version__) < _version(below):
         return None
     return f"{name} is valid for Triton {first} up to but not including {below}; {triton.__version__} is installed."

@@ -76,6 +76,18 @@ def test_inherited_buckets_have_all_tiers() -> None:
         assert choice is not None and choice.exact and choice.entry.config.get("latent", "-") == latent
 
 
+def test_a_bucket_that_a_larger_one_beats_inherits_from_it() -> None:
+    """One token was tuned with the portable family alone, and sixteen take less time with another one."""
+    slow = record(ONE, 30.0, "portable")
+    fast = [record(SIXTEEN, 13.0, "sm90_ws_fp8", "fp16"), record(SIXTEEN, 14.0, "sm90_ws_fp8", "bf16")]
+    entries = select_entries([slow, *fast, record(SIXTEEN, 40.0, "portable")], [ONE, SIXTEEN], ARCH, HASHES)
+    assert served(entries, fp16=True) == ("sm90_ws_fp8_v32", "fp16", 13.0)
+    assert served(entries) == ("sm90_ws_fp8_v32", "bf16", 14.0)
+    assert served(entries, aligned=False) == ("portable_v32_c128", "-", 30.0)  # the larger bucket is slower there
+    near = select_entries([record(ONE, 13.2, "portable"), *fast], [ONE, SIXTEEN], ARCH, HASHES)
+    assert served(near, fp16=True)[2] == 13.2
+
+
 @pytest.mark.parametrize("count", [3])
 def test_the_table_text_holds_the_tiers(count: int) -> None:
     entries = select_entries(ALL, [ONE], ARCH, HASHES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,47 @@ def test_bf16_caches_have_no_scales_to_state() -> None:
 def test_a_range_that_is_none_is_refused_in_words(wrong: object) -> None:
     with pytest.raises(Unsupported, match="scale_range is"):
         build_call(**arguments(), sm_scale=1.0, kv_layout="v32", scale_range=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "aligned"),
+    [
+        (lambda: torch.zeros(3, 64, 576, dtype=torch.bfloat16), True),
+        (lambda: torch.zeros(3, 64, 592, dtype=torch.bfloat16)[..., :576], True),
+        (lambda: torch.zeros(3, 64, 584, dtype=torch.bfloat16)[..., :576], False),
+        (lambda: torch.zeros(3 * 64 * 576 + 8, dtype=torch.bfloat16)[8:].view(3, 64, 576), True),
+        (lambda: torch.zeros(3 * 64 * 576 + 4, dtype=torch.bfloat16)[4:].view(3, 64, 576), False),
+        (lambda: torch.zeros(1, 64, 576, dtype=torch.bfloat16).expand(3, 64, 576), True),
+        (lambda: torch.zeros(3, 1, 64, 576, dtype=torch.bfloat16), True),
+        (lambda: torch.zeros(3, 1, 64, 584, dtype=torch.bfloat16)[..., :576], False),
+    ],
+)
+@pytest.mark.parametrize("with_out", [None, 512, 516])
+def test_the_key_of_arguments_is_the_key_of_their_call(make: Any, aligned: bool, with_out: int | None) -> None:
+    """What `supports` looks up is what `sparse_mla` then serves."""
+    given = arguments() | {"q": make()}
+    lead = given["q"].shape[:-1]  # type: ignore[attr-defined]
+    out = None if with_out is None else torch.zeros(*lead, with_out, dtype=torch.bfloat16)[..., :512]
+    call = build_call(**given, sm_scale=1.0, kv_layout="v32", out=out)  # type: ignore[arg-type]
+    shape = shape_of(given["q"], given["kv"], given["indices"], "v32", out=out)  # type: ignore[arg-type]
+    assert shape.aligned is call.aligned is (aligned and with_out != 516)
+    assert not shape_of(given["q"], given["kv"], given["indices"], "v32", sm_scale=-1.0).aligned  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_a_number_too_large_for_a_float_is_refused_in_words(number: int) -> None:
+    with pytest.raises(Unsupported, match="pass a finite number"):
+        build_call(**arguments(), sm_scale=number, kv_layout="v32")  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="scale_range is"):
+        build_call(**arguments(), sm_scale=1.0, kv_layout="v32", scale_range=(0, number))  # type: ignore[arg-type]
+
+
+def test_a_workspace_serves_every_form_of_a_shape() -> None:
+    from generated.dispatch import workspace_size
+    from generated.lookup import serve
+
+    shape = Shape("v4", 64, 128, 64, 1, 1024, 64)
+    size = workspace_size(shape, arch="sm90", device_class="h200")
+    forms = [replace(shape, fp16=fp16, aligned=aligned) for fp16 in (False, True) for aligned in (False, True)]
+    needs = [serve("sm90", "h200", form).scratch for form in forms]
+    assert size == max(needs) and len(set(needs)) > 1

@@ -107,6 +107,8 @@ def test_winner_is_only_replaced_by_more_than_noise() -> None:
     assert winner(single + first + barely) == barely[0]
     clearly = [_timed(100, 2, True), _timed(90, 4, True)]
     assert winner(single + first + barely + clearly) == clearly[1]
+    again = [_timed(104.8, 2, True), _timed(104.9, 5, True)]  # the one that lost the first finals is not there
+    assert winner(single + first + again) == again[0]
 
 
 def test_merge(tmp_path: Path) -> None:
