@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 VERIFIED = ROOT / "bench" / "results" / "verify_full.json"
 
 
-def accepts(function: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(function).parameters
-
-
 def shape_of_row(row: Row, scale_range: tuple[float, float] | None) -> Any:
     """The look-up's key of a row's calls. `scale_range`: what the calls state about their caches."""
-    from generated.dispatch import Shape, sparse_mla
+    from generated.dispatch import Shape
+    from generated.validate import fits_fp16
 
     spec = row.spec
-    more = {}
-    if accepts(sparse_mla, "scale_range") and "fp16" in {field.name for field in fields(Shape)}:
-        from generated.validate import fits_fp16
-
-        more["fp16"] = spec.kv.fp8 and fits_fp16(scale_range)
     return Shape(
         layout=spec.layout, heads=spec.heads, topk=spec.topk, page=spec.page, tokens=row.tokens,
-        extra_topk=spec.extra_topk, extra_page=spec.extra_page, **more,
+        extra_topk=spec.extra_topk, extra_page=spec.extra_page, fp16=spec.kv.fp8 and fits_fp16(scale_range),
     )  # fmt: skip
 
 
@@ -44,12 +34,10 @@ class Ours:
     """`sparse_mla` bound to inputs as an engine does: one out, lse and workspace for all calls of a stream."""
 
     def __init__(self, row: Row, inputs: Inputs, scale_range: tuple[float, float] | None) -> None:
-        from generated.dispatch import sparse_mla, workspace_size
+        from generated.dispatch import workspace_size
 
         lead, device = inputs.q.shape[:-1], inputs.q.device
-        self.stated: dict[str, Any] = {}
-        if scale_range is not None and accepts(sparse_mla, "scale_range"):
-            self.stated["scale_range"] = scale_range
+        self.scale_range = scale_range
         self.shape = shape_of_row(row, scale_range)
         self.out = torch.full((*lead, 512), float("nan"), dtype=torch.bfloat16, device=device)
         self.lse = torch.empty(lead, dtype=torch.float32, device=device)
@@ -58,8 +46,8 @@ class Ours:
     def bind(self, inputs: Inputs) -> Callable[[], Any]:
         from generated.dispatch import sparse_mla
 
-        kwargs = inputs.kwargs() | self.stated
-        return lambda: sparse_mla(**kwargs, out=self.out, lse=self.lse, workspace=self.workspace)
+        kwargs = inputs.kwargs() | {"out": self.out, "lse": self.lse, "workspace": self.workspace}
+        return lambda: sparse_mla(**kwargs, scale_range=self.scale_range)
 
 
 def served_by(shape: Any, **where: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from kgen.archs import all_archs
 from kgen.config import Node, config_root, find_yaml, read_yaml, yaml_files
 from kgen.errors import ConfigError
+from kgen.runtime.families import FP16_SCALES
 from kgen.runtime.layouts import DUAL_LAYOUTS, LAYOUTS
 from kgen.types import TOKEN_BUCKETS, KernelSpec
 
@@ -24,8 +25,6 @@ MAX_TOPK = 1 << 20
 MAX_PAGE = 1 << 16
 SCALE_RULES = ("pow2", "arbitrary")
 ROLES = ("target", "draft")
-FP16_SCALE_LIMITS = (6e-5, 146.0)
-"""Group scales inside these keep `scale * e4m3` exact enough in fp16: 146 * 448 < 65504."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ class ModelSpec:
 
     @property
     def fp16_latent(self) -> bool:
-        """Whether the fp16 latent path is allowed: only for a stated range inside `FP16_SCALE_LIMITS`."""
-        low, high = FP16_SCALE_LIMITS
+        """Whether the fp16 latent path is allowed: only for a stated range inside `families.FP16_SCALES`."""
+        low, high = FP16_SCALES
         return self.scale_range is not None and low <= self.scale_range[0] and self.scale_range[1] <= high
 
     def variant(self, name: str) -> Variant:
