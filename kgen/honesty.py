@@ -112,7 +112,7 @@ def measured_points(records: Iterable[TuneRecord], arch: ArchSpec) -> dict[Kerne
     found: dict[KernelSpec, dict[Candidate, Point]] = defaultdict(dict)
     for record in settle(records):
         device = arch.device(record.environment.device_class)
-        if record.measurement is None or record.resources is None or device is None:
+        if record.measurement is None or record.outdated or record.resources is None or device is None:
             continue
         if FAMILIES[record.candidate.family].gluon:  # the cost model does not know them
             continue

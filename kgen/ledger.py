@@ -21,8 +21,8 @@ from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
 class Ledger:
     """The records of a store that hold for this environment and these templates.
 
-    Records of another card or another template are ignored (B57); with `fresh_only` those of other versions, too, so
-    that their points are measured again.
+    Records of another card or another template, and times on outdated inputs, are ignored (B57); with `fresh_only` those of
+    other versions, too, so that their points are measured again.
     """
 
     def __init__(

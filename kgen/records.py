@@ -21,7 +21,7 @@ from kgen.errors import RecordError
 from kgen.jsonl import SetAside
 from kgen.measure import beats, is_interleaved
 from kgen.probe_records import ProbeLoad, ProbeRecord, ProbeStore, probe_key
-from kgen.types import Candidate, Environment, KernelSpec, Measurement, TuneRecord
+from kgen.types import INPUTS_RECIPE, Candidate, Environment, KernelSpec, Measurement, TuneRecord
 
 __all__ = [
     "SCHEMA", "LoadResult", "ProbeLoad", "ProbeRecord", "ProbeStore", "RecordStatus", "RecordStore", "SetAside",
@@ -29,8 +29,10 @@ __all__ = [
     "winner",
 ]  # fmt: skip
 
-SCHEMA = 1
-"""Raised when a line of an older kgen can no longer be read as it is."""
+SCHEMA = 2
+"""The highest schema that this kgen reads. 2 may state the recipe of the timing inputs, 1 never does. A line has the lowest
+schema that can hold it: a kgen that knows only 1 leaves the others alone, and lines of 1 stay byte for byte what they are.
+"""
 
 _decode_record = decoder(TuneRecord)
 
@@ -44,7 +46,7 @@ def to_json(record: TuneRecord) -> str:
     if record.failure is not None:
         record = replace(record, failure=replace(record.failure, message=without_paths(record.failure.message)))
     try:
-        return jsonl.seal({"v": SCHEMA, **encode(record)})
+        return jsonl.seal({"v": 1 if record.inputs is None else 2, **encode(record)})
     except ValueError as error:  # NaN or infinity: a failed measurement must be a Failure
         raise RecordError(f"The record of {record.spec.slug} cannot be stored: {error}.") from None
 
@@ -63,6 +65,8 @@ def _from_value(value: Any) -> TuneRecord:
     if version > SCHEMA:
         raise jsonl.NewerSchema(f"the line has schema {version}, this kgen reads up to {SCHEMA}: upgrade kgen")
     record: TuneRecord = _decode_record(value, "")
+    if version == 1 and record.inputs is not None:
+        raise ValueError("a line of schema 1 states no recipe of inputs")
     if problem := _contradiction(record):
         raise ValueError(problem)
     return record
@@ -74,6 +78,8 @@ def _contradiction(record: TuneRecord) -> str | None:
         return "exactly one of measurement, failure and estimate_us must be set"
     if record.measurement is not None and not record.measurement.median_us > 0:
         return "a measured time must be above zero"
+    if record.inputs is not None and record.inputs < 1:
+        return "recipes of inputs count from 1"
     return None
 
 
@@ -106,15 +112,15 @@ def _place(record: TuneRecord) -> str:
 class RecordStatus:
     """Whether a record holds here and now, and a sentence that says why not and what to do."""
 
-    kind: Literal["fresh", "stale-triton", "stale-template", "stale-environment", "foreign"]
+    kind: Literal["fresh", "stale-triton", "stale-template", "stale-inputs", "stale-environment", "foreign"]
     sentence: str
 
     @property
     def usable(self) -> bool:
-        """Whether its number describes the code that would be emitted now: everything but foreign and another
-        template.
+        """Whether its number describes the code that would be emitted now, on the inputs of now: everything but foreign,
+        another template and outdated inputs.
         """
-        return self.kind not in ("foreign", "stale-template")
+        return self.kind not in ("foreign", "stale-template", "stale-inputs")
 
 
 def record_status(record: TuneRecord, environment: Environment, template_hash: str) -> RecordStatus:
@@ -126,6 +132,9 @@ def record_status(record: TuneRecord, environment: Environment, template_hash: s
     if record.template_hash != template_hash:
         text = f"The template of {record.candidate.family} has changed since: verify and measure again (kgen tune)."
         return RecordStatus("stale-template", text)
+    if record.outdated:
+        text = f"Timed on inputs of recipe {record.inputs or 1}, now {INPUTS_RECIPE} is used: kgen tune measures again."
+        return RecordStatus("stale-inputs", text)
     if there.triton != here.triton:
         text = f"Measured with Triton {there.triton}, here is {here.triton}: compare again with kgen tune --stale."
         return RecordStatus("stale-triton", text)
@@ -142,14 +151,16 @@ def record_status(record: TuneRecord, environment: Environment, template_hash: s
 def settle(records: Iterable[TuneRecord]) -> list[TuneRecord]:
     """One record per id, in the order of the last line of each.
 
-    Interleaved times count over single ones, then later lines over earlier ones.
+    Times on today's inputs count over those on outdated ones, then interleaved times over single ones, then later lines
+    over earlier ones.
 
     A point that ever gave a wrong or unstable result in an environment loses its times there: right comes before fast.
+    (Unstable on outdated inputs says nothing about today's.)
     """
     kept: dict[str, TuneRecord] = {}
     distrusted: set[str] = set()
     for record in records:
-        if record.failure is not None and record.failure.kind in ("wrong", "unstable"):
+        if record.failure is not None and record.failure.kind in ("wrong", "unstable") and not record.outdated:
             distrusted.add(_place(record))
         name = record_id(record)
         if name not in kept or _rank(record) >= _rank(kept[name]):
@@ -158,16 +169,17 @@ def settle(records: Iterable[TuneRecord]) -> list[TuneRecord]:
     return [r for r in kept.values() if r.measurement is None or _place(r) not in distrusted]
 
 
-def _rank(record: TuneRecord) -> bool:
-    return record.measurement is not None and is_interleaved(record.measurement)
+def _rank(record: TuneRecord) -> tuple[bool, bool]:
+    return not record.outdated, record.measurement is not None and is_interleaved(record.measurement)
 
 
 def winner(records: Sequence[TuneRecord]) -> TuneRecord | None:
     """The measured record of one spec that counts: the champion of the interleaved rounds in the order of the lines.
 
-    A later one replaces it only by more than the noise. Without interleaved times the lowest median wins. None when
-    nothing was measured.
+    A later one replaces it only by more than the noise. Without interleaved times the lowest median wins. Times on outdated
+    inputs do not count. None when nothing was measured.
     """
+    records = [r for r in records if not r.outdated]
     measured = [r for r in settle(records) if r.measurement is not None]
     trusted = {_place(r) for r in measured}
     champion: TuneRecord | None = None
@@ -282,7 +294,8 @@ class MergeResult:
 def merge(paths: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]) -> MergeResult:
     """Import records of other files; the file `into` is settled and replaced atomically.
 
-    A record of an id that is known is dropped, except that an interleaved time replaces a single one. A wrong or
+    A record of an id that is known is dropped, except that an interleaved time replaces a single one, and a time on today's
+    inputs one on outdated inputs. A wrong or
     unstable result from anywhere removes the times of that point in that environment. Merging twice changes nothing.
     """
     target = RecordStore(into)

@@ -59,14 +59,15 @@ def floor_us(spec: KernelSpec, arch: ArchSpec, device: DeviceClass) -> float:
 
 
 def usable(record: TuneRecord, template_hashes: Mapping[str, str]) -> bool:
-    """Whether a record may become an entry: made with the current template, and of a form that passes the full matrix.
+    """Whether a record may become an entry: made with the current template, timed on inputs that still count, and of a form
+    that passes the full matrix.
 
     Parts of a split in bf16 pass the tuner's exam, but one element in 131,072 of FlashMLA's decode matrix needs 1.3e-3
     where 1.0e-3 is allowed (docs/verification.md), so that such records are kept and not used.
     """
     current = template_hashes.get(record.candidate.family) == record.template_hash
     static = record.environment.device_class == STATIC
-    return current and (static or dict(record.candidate.tunables).get("partial") != "bf16")
+    return current and not record.outdated and (static or dict(record.candidate.tunables).get("partial") != "bf16")
 
 
 def with_fp32_parts(candidate: Candidate) -> Candidate:

@@ -15,7 +15,7 @@ from kgen.progress import Reporter, SpecSummary
 from kgen.records import winner
 from kgen.search import make_search
 from kgen.tiers import TIERS
-from kgen.types import Candidate, Failure, Measurement, TuneRecord
+from kgen.types import INPUTS_RECIPE, Candidate, Failure, Measurement, TuneRecord
 
 if TYPE_CHECKING:
     from kgen.tune import SpecPlan, TunePlan
@@ -191,6 +191,7 @@ class SpecRun:
             measurement=outcome.measurement,
             failure=outcome.failure,
             max_error=outcome.max_error,
+            inputs=INPUTS_RECIPE,
         )
 
     # ---- finals ----

@@ -16,6 +16,14 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096)
 
 DECODE_MAX_TOKENS = 512
 
+INPUTS_RECIPE = 2
+"""The recipe of the inputs that timings are made with (kgen/check/tuning.py), stored with every new result. Raised when a
+change of the inputs changes what is timed; `KernelSpec.inputs_since` says for which specs. A result that states none has 1.
+
+1: bf16 rows come from one pool of 32,768 (an L2 holds most of it), fp8 rows from pools of 64 requests that no L2 holds.
+2: decode over bf16 rows, too, has a pool of 64 requests, 32,768 rows each; everything else is as before.
+"""
+
 Scalar = int | float | str | bool | None
 
 
@@ -52,6 +60,11 @@ class KernelSpec:
     def phase(self) -> str:
         """A name for buckets, not an argument: the host sees only tokens."""
         return "decode" if self.tokens <= DECODE_MAX_TOKENS else "prefill"
+
+    @property
+    def inputs_since(self) -> int:
+        """The first recipe of inputs whose timings of this spec may stand beside those of today's (see `INPUTS_RECIPE`)."""
+        return 2 if self.phase == "decode" and not self.kv.paged else 1
 
     @property
     def slug(self) -> str:
@@ -204,6 +217,16 @@ class TuneRecord:
     max_error: float | None = None
     considered: int | None = None  # static picks: how many candidates were compiled for this spec
     rejected: tuple[tuple[str, int], ...] = ()  # static picks: why the others fell, counted by kind
+    inputs: int | None = (
+        None  # recipe of the timing inputs (`INPUTS_RECIPE`); None: made before recipes had numbers, so 1
+    )
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was timed on inputs whose times say nothing about those of today's recipe. What was found without
+        timing (a compile error, a wrong result, an estimate) holds whatever the inputs of timings are."""
+        timed = self.measurement is not None or (self.failure is not None and self.failure.kind == "unstable")
+        return timed and (self.inputs or 1) < self.spec.inputs_since
 
     @property
     def status(self) -> str:

@@ -4,6 +4,9 @@ q, kv ~ N(0, 1); distinct random indices per query; scale d^-0.5; fp8 pools with
 requests own randomly permuted pages; bf16 pools of 32,768 rows for prefill, and for decode of 64 requests with so many
 rows each, in random order, which no L2 holds. Lengths uniform in [k/2, k] with -1 beyond; sinks
 N(0, 1).
+
+This is a recipe with a number, `kgen.types.INPUTS_RECIPE`, which every timing carries: who changes what is timed here
+raises it and says in `KernelSpec.inputs_since` which specs it concerns, so that old times do not stand beside new ones.
 """
 
 from __future__ import annotations
@@ -67,6 +70,15 @@ def tuning_inputs(
     return result
 
 
+def flat_pool(spec: KernelSpec, topk: int, pool_bytes: int | None = None) -> tuple[int, int]:
+    """(requests, rows of each) of a pool of bf16 rows; `pool_bytes` bounds the pool of decode, None: the recipe's own."""
+    if spec.phase == "prefill":
+        return 1, BF16_ROWS
+    if pool_bytes is None:
+        return REQUESTS, BF16_ROWS
+    return REQUESTS, max(topk, pool_bytes // (2 * spec.d_qk * REQUESTS))
+
+
 class _Pool:
     """One cache, and which of its slots belong to which request."""
 
@@ -74,10 +86,10 @@ class _Pool:
         self.topk = topk
         d, device = spec.d_qk, gen.device
         if not spec.kv.paged:
-            requests = 1 if spec.phase == "prefill" else REQUESTS
-            self.page, self.pages_each = 1, BF16_ROWS
-            if requests > 1 and (pool_bytes is not None or device.type == "cpu"):
-                self.pages_each = max(topk, (pool_bytes or _CPU_POOL_BYTES) // (2 * d * requests))
+            if device.type == "cpu":
+                pool_bytes = pool_bytes or _CPU_POOL_BYTES
+            self.page = 1
+            requests, self.pages_each = flat_pool(spec, topk, pool_bytes)
             count = requests * self.pages_each
             self.cache = torch.empty(count, d, dtype=torch.bfloat16, device=device)
             for part in torch.split(self.cache, _CHUNK // d):

@@ -65,6 +65,11 @@ def _record_findings(arch: str | None, device: str | None, facts: dict[str, str]
             out.append(
                 f"{path.name}: {old} records belong to templates that have changed since; kgen tune measures anew."
             )
+        outdated = sum(r.outdated for r in loaded.records)
+        if outdated:
+            out.append(
+                f"{path.name}: {outdated} times are of outdated inputs and do not count; kgen tune measures anew."
+            )
         if arch is None or device is None or not loaded.records:
             continue
         here = current_environment(arch, device)

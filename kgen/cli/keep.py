@@ -70,9 +70,10 @@ def show_command(
         time = record.measurement
         assert time is not None
         mark = "*" if best is not None and record is best else " "
+        old = ", outdated inputs" if record.outdated else ""
         lines.append(
             f" {mark} {time.median_us:9.2f} µs ±{100 * time.spread:.1f} % {time.method:22s} "
-            f"{record.environment.gpu}, Triton {record.environment.triton}: {record.candidate.slug}"
+            f"{record.environment.gpu}, Triton {record.environment.triton}{old}: {record.candidate.slug}"
         )
     lines += [
         f"   static, estimated {r.estimate_us:.1f} µs: {r.candidate.slug}" for r in found if r.estimate_us is not None

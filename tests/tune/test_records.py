@@ -16,6 +16,7 @@ import pytest
 from kgen import jsonl
 from kgen.errors import RecordError
 from kgen.records import (
+    SCHEMA,
     RecordStore,
     from_json,
     load_records,
@@ -33,6 +34,7 @@ RECORDS = [
         candidate=make_candidate("sm90_ws", 8, 1, fused=True, split=1, scale=0.1234567890123, mode="a", none=None)
     ),
     make_record(spec=make_spec(layout="v4", extra_topk=512, extra_page=64), resources=None, max_error=None),
+    make_record(inputs=2),
 ]
 
 
@@ -45,7 +47,7 @@ def test_round_trip_is_exact_and_deterministic(record: TuneRecord) -> None:
     assert from_json(line) == record
     assert to_json(from_json(line)) == line
     assert "\n" not in line and line.isascii()
-    assert json.loads(line)["v"] == 1
+    assert json.loads(line)["v"] == (1 if record.inputs is None else 2)
 
 
 def test_round_trip_keeps_the_types_of_tunables() -> None:
@@ -79,8 +81,10 @@ def _line_of(value: dict[str, object]) -> str:
         (lambda v: v.update(failure={"kind": "crash", "message": ""}), "exactly one of"),
         (lambda v: v.pop("measurement"), "exactly one of"),
         (lambda v: v["measurement"].update(median_us=0), "above zero"),
+        (lambda v: v.update(inputs=2), "schema 1 states no recipe"),
+        (lambda v: v.update(inputs=0, v=2), "recipes of inputs count from 1"),
         (lambda v: v.pop("v"), "no schema version"),
-        (lambda v: v.update(v=2), "upgrade kgen"),
+        (lambda v: v.update(v=SCHEMA + 1), "upgrade kgen"),
     ],
 )
 def test_strict_reading(change: object, sentence: str) -> None:
@@ -190,7 +194,7 @@ def test_missing_file_is_empty_and_directory_is_a_sentence(tmp_path: Path) -> No
 
 def test_quarantine_moves_damaged_lines_and_keeps_newer_ones(store: RecordStore) -> None:
     good = store.path.read_bytes()
-    newer = jsonl.seal({"v": 2, "all": "new"}).encode()
+    newer = jsonl.seal({"v": SCHEMA + 1, "all": "new"}).encode()
     store.path.write_bytes(b"bad \xff line\n" + good + newer + b"\n" + b'{"cut')
     moved = store.quarantine()
     assert [aside.line_no for aside in moved] == [1, len(RECORDS) + 3]
