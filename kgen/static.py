@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kgen.archs import ArchSpec, DeviceClass
 from kgen.build import ProbeJob, attention_job, combine_job, limits_exceeded
 from kgen.cost import estimate_us, guess_resources
-from kgen.runtime.families import FAMILIES, combine_tile
+from kgen.runtime.families import FAMILIES, MAX_SPLITS, combine_tile
 from kgen.space import SearchSpace
 from kgen.starts import starting_points
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse, Scalar
@@ -131,13 +131,9 @@ def vote(wishes: Mapping[KernelSpec, Sequence[ProbeJob]], known: Iterable[ProbeJ
 
 
 def combine_jobs(arch: ArchSpec) -> list[ProbeJob]:
-    """Every merge kernel that a launch may pick: 2 to 64 parts, few rows or many."""
-    tiles = [
-        (1 << (splits - 1).bit_length(), *combine_tile(rows, splits))
-        for splits in range(2, 65)
-        for rows in (1, 1 << 20)
-    ]
-    return [combine_job(arch.name, arch.cc, block_s, dims, warps) for block_s, dims, warps in dict.fromkeys(tiles)]
+    """Every merge kernel that a launch may pick: 2 to `MAX_SPLITS` parts, few rows or many."""
+    tiles = [combine_tile(rows, splits) for splits in range(2, MAX_SPLITS + 1) for rows in (1, 1 << 20)]
+    return [combine_job(arch.name, arch.cc, *tile) for tile in dict.fromkeys(tiles)]
 
 
 def options_of(

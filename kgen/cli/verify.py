@@ -108,8 +108,7 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
         splits = int(config.get("splits", 1))
         if splits > 1:
             for rows in (1, 1 << 20):
-                tile = combine_tile(rows, splits)
-                jobs[combine_job(arch.name, arch.cc, max(2, 1 << (splits - 1).bit_length()), *tile)] = "combine"
+                jobs[combine_job(arch.name, arch.cc, *combine_tile(rows, splits))] = "combine"
     return jobs
 
 

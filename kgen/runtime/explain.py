@@ -9,7 +9,7 @@ import torch
 
 from . import launch
 from .call import AttentionCall
-from .families import combine_tile
+from .families import MAX_SPLITS, combine_tile
 from .layouts import LAYOUTS
 from .lookup import PACKAGE, choose
 from .select import Choice, token_breaks
@@ -112,7 +112,7 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
         for at, choice in _up_to(shape, target.arch, target.device_class):
             scratch = launch.scratch_bytes(at, choice.entry, choice.exact)
             rows = at.tokens * at.heads
-            merge = combine_tile(rows, launch.MAX_SPLITS) if scratch else None  # few rows have another kernel
+            merge = combine_tile(rows, MAX_SPLITS) if scratch else None  # few rows have another kernel
             variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
             if variant not in done:
                 done.add(variant)

@@ -16,6 +16,9 @@ from .layouts import LAYOUTS
 FP16_SCALES = (6e-5, 146.0)
 """Group scales inside this range keep scale * e4m3 (at most 448) exact enough and finite in fp16 (146 * 448 < 65504)."""
 
+MAX_SPLITS = 64
+"""Parts that the keys of a token may be split into, at most."""
+
 NOT_CONSTANTS = ("block_h", "block_k", "splits", "specialise", "partial", "latent", "chunk")
 """Tunables of a Gluon family that are no constants of its kernel under their own name."""
 
@@ -98,9 +101,11 @@ def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, spl
     return (min(items, sms) if persistent else items,)
 
 
-def combine_tile(rows: int, splits: int) -> tuple[int, int]:
-    """(output dims per program, warps) of the merge of `rows` rows. Measured on an H200 (docs/kernels/combine.md): few rows
-    share their dims out; many parts are fastest in halves; else a row is one program of two warps."""
+def combine_tile(rows: int, splits: int) -> tuple[int, int, int]:
+    """(parts that the tile holds, output dims per program, warps) of the merge of `rows` rows of `splits` parts. The parts are
+    rounded up to a power of two. Measured on an H200 (docs/kernels/combine.md): few rows share their dims out; many parts are
+    fastest in halves; else a row is one program of two warps."""
+    parts = max(2, 1 << (splits - 1).bit_length())
     if rows <= 32:
-        return 128, 1
-    return (512, 2) if splits < 8 else (256, 2)
+        return parts, 128, 1
+    return (parts, 512, 2) if splits < 8 else (parts, 256, 2)

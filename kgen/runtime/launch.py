@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import Family, attention_constants, combine_tile, family_of, grid_of
+from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
 LOG2E = 1.4426950408889634
-MAX_SPLITS = 64
 FEW_PROGRAMS = 128
 """About the SMs of one device: a call of fewer programs splits its keys even where its entry's token count needed no split."""
 
@@ -256,9 +255,9 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
 
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
     """Constants and options of the merge."""
-    dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
+    parts, dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
     return {
-        "BLOCK_S": max(2, 1 << (plan.splits - 1).bit_length()),
+        "BLOCK_S": parts,
         "BLOCK_D": dims,
         "UPCAST": interpreting(),
         "num_warps": warps,

@@ -17,11 +17,7 @@ from generated.target import Target
 def kernels(shape: Shape, entry: Entry, exact: bool) -> tuple[object, ...]:
     plan = launch.make_plan(shape, entry, exact)
     rows = shape.tokens * shape.heads
-    merge = (
-        (max(2, 1 << (plan.splits - 1).bit_length()), *launch.combine_tile(rows, plan.splits))
-        if plan.splits > 1
-        else ()
-    )
+    merge = launch.combine_tile(rows, plan.splits) if plan.splits > 1 else ()
     return (tuple(plan.constants.items()), tuple(plan.options.items()), merge)
 
 

@@ -57,8 +57,9 @@ def test_every_merge_kernel_was_compiled_and_fits(name: str) -> None:
     arch, results = load_arch(name), probe_store(name).load().results
     for splits in range(2, 65):
         for rows in (1, 32, 33, 70_000):
-            dims, warps = combine_tile(rows, splits)
-            use = results[combine_job(name, arch.cc, 1 << (splits - 1).bit_length(), dims, warps).key]
+            parts, dims, warps = combine_tile(rows, splits)
+            assert parts // 2 < splits <= parts
+            use = results[combine_job(name, arch.cc, parts, dims, warps).key]
             assert isinstance(use, ResourceUse) and limits_exceeded(use, arch, warps) is None
 
 
