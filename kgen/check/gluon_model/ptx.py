@@ -26,6 +26,9 @@ from .values import Scalar, Tensor, as_tensor, broadcast_shape
 _TOKEN = re.compile(r"\{[^{}]*\}|\[[^\]]*\]|[^,\s{}\[\]]+")
 
 
+HINTS = ("prefetch", "prefetchu", "discard", "griddepcontrol")
+
+
 def _caller() -> str:
     return sys._getframe(2).f_code.co_name
 
@@ -192,8 +195,8 @@ class Program:
             taken = torch.ones(instances, dtype=torch.bool) if active is None else active
             self._off[label] = self._off[label] | taken if label in self._off else taken
             return
-        if step.opcode.startswith("cp.async.bulk.prefetch") or name in ("prefetch", "prefetchu", "discard"):
-            return  # hints: no value changes
+        if step.opcode.startswith("cp.async.bulk.prefetch") or name in HINTS:
+            return  # hints, and the order of kernels, which run one after the other here: no value changes
         operation = OPERATIONS.get(step.opcode) or self._without_modifiers(step.opcode)
         if operation is None:
             raise ModelError(
