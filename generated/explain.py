@@ -23,7 +23,7 @@ class Explanation:
     """Why an entry serves a shape.
 
     `runner_up`: the entry that would be chosen if this one were not in the table, or None. `against`: every other
-    entry of the table with the sentence that rules it out.
+    entry of the table with the sentence that rules it out, the nearest first.
     """
 
     shape: Shape
@@ -74,7 +74,7 @@ def explain(shape: Shape, *, arch: str | None = None, device_class: str | None =
         fallback=choice.fallback,
         runner_up=second.entry if second else None,
         runner_up_why=second.why if second else None,
-        against=tuple(choice.reasons_against),
+        against=tuple(choice.rivals),
     )
 
 

@@ -54,6 +54,18 @@ class Choice:
             (other, self._against(other)) for other in self.entries if other is not self.entry and other != self.entry
         ]
 
+    @property
+    def rivals(self) -> list[tuple[Entry, str]]:
+        """As `reasons_against`, nearest first: what would serve in the order of the look-up, then what was left out, then what
+        cannot serve the shape at all."""
+
+        def place(pair: tuple[Entry, str]) -> tuple[object, ...]:
+            other = pair[0]
+            out = 2 if cannot_serve(other, self.shape) is not None else int(other in self.exclude)
+            return (out, *_rank(other, self.shape, self.device_class))
+
+        return sorted(self.reasons_against, key=place)
+
     def _against(self, other: Entry) -> str:
         if (mismatch := cannot_serve(other, self.shape)) is not None:
             return mismatch

@@ -128,7 +128,9 @@ def signature_of(
 
 
 def limits_exceeded(use: ResourceUse, arch: ArchSpec, num_warps: int) -> str | None:
-    """A sentence when the kernel cannot be loaded on the arch (compiling does not notice)."""
+    """A sentence when the kernel cannot be loaded on the arch (compiling does not notice). `num_warps` as the launch asks for
+    them; a warp-specialised kernel states itself how many it runs."""
+    num_warps = use.warps or num_warps
     if use.shared > arch.smem_limit:
         return f"Needs {use.shared} B of shared memory; {arch.name} allows {arch.smem_limit} B per block."
     if use.registers * num_warps * 32 > arch.regs_per_sm:

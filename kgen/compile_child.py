@@ -51,7 +51,7 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
         if job.maxnreg is not None:
             options["maxnreg"] = job.maxnreg
         compiled = triton.compile(source, target=GPUTarget("cuda", job.cc, 32), options=options)
-        return _resources(compiled)
+        return _resources(compiled, job.num_warps)
     except Exception as error:  # whatever the compiler raises is this job's result
         cause: BaseException = error
         while cause.__cause__ is not None:  # Triton wraps the reason once per call level
@@ -66,7 +66,7 @@ def _gluon_source() -> Any:
     return GluonASTSource
 
 
-def _resources(compiled: Any) -> dict[str, Any]:
+def _resources(compiled: Any, num_warps: int) -> dict[str, Any]:
     cubin: bytes = compiled.asm["cubin"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
@@ -80,7 +80,14 @@ def _resources(compiled: Any) -> dict[str, Any]:
         "tmem": int(getattr(compiled.metadata, "tmem_size", 0) or 0),
         "mma": mma_of(compiled.asm["ptx"]),
         "cubin_bytes": len(cubin),
+        "warps": all_warps(compiled.metadata, num_warps),
     }
+
+
+def all_warps(metadata: Any, num_warps: int) -> int | None:
+    """Warps that a program really runs, where Triton added some to the `num_warps` asked for (it counts them in the metadata
+    of a warp-specialised kernel); else None."""
+    return int(metadata.num_warps) if metadata.num_warps != num_warps else None
 
 
 def mma_of(ptx: str) -> str:

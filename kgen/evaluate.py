@@ -22,7 +22,7 @@ from kgen.archs import load_arch
 from kgen.build import limits_exceeded
 from kgen.check import CaseSpec, Inputs, Reference, Tolerance, attention_reference, compare, make_case, tolerance_for
 from kgen.check.tuning import tuning_inputs
-from kgen.compile_child import mma_of
+from kgen.compile_child import all_warps, mma_of
 from kgen.jobs import Outcome, TuneJob
 from kgen.measure import Budget, Finalist, Timer, interleaved, measure, unstable
 from kgen.render import load_module
@@ -195,15 +195,16 @@ def gpu_lock() -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def resources_of(compiled: Any) -> ResourceUse:
+def resources_of(compiled: Any, num_warps: int) -> ResourceUse:
     """What the loaded kernel takes. Spills are counted in bytes of local memory per thread."""
     metadata = compiled.metadata
     registers = getattr(compiled, "n_regs", None) or 0
     spills = 4 * (getattr(compiled, "n_spills", None) or 0)
     tmem = int(getattr(metadata, "tmem_size", 0) or 0)
     return ResourceUse(
-        metadata.shared, registers, spills, tmem, mma_of(compiled.asm["ptx"]), len(compiled.asm["cubin"])
-    )
+        metadata.shared, registers, spills, tmem, mma_of(compiled.asm["ptx"]), len(compiled.asm["cubin"]),
+        all_warps(metadata, num_warps),
+    )  # fmt: skip
 
 
 def evaluate(job: TuneJob) -> Outcome:
@@ -213,7 +214,7 @@ def evaluate(job: TuneJob) -> Outcome:
     with gpu_lock():
         inputs = timing_inputs(spec, job.tokens)
     compiled = bind(candidate, inputs[0], spec.arch).compile()
-    use = resources_of(compiled)
+    use = resources_of(compiled, candidate.launch.num_warps)
     refused = limits_exceeded(use, arch, candidate.launch.num_warps)
     if refused is not None:
         return Outcome(failure=Failure("resource", refused), resources=use)
@@ -225,8 +226,8 @@ def evaluate(job: TuneJob) -> Outcome:
         measurement = measure(ready.run, ready.sets, clock=timer_for(spec), budget=budget_for(job.tokens))
     shaky = unstable(measurement)
     if shaky is not None:
-        return Outcome(failure=shaky, resources=resources_of(compiled), max_error=worst)
-    return Outcome(measurement=measurement, resources=resources_of(compiled), max_error=worst)
+        return Outcome(failure=shaky, resources=resources_of(compiled, candidate.launch.num_warps), max_error=worst)
+    return Outcome(measurement=measurement, resources=resources_of(compiled, candidate.launch.num_warps), max_error=worst)
 
 
 def finals(jobs: Sequence[TuneJob], rounds: int) -> list[Outcome]:

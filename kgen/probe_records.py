@@ -20,7 +20,8 @@ from kgen.environment import without_paths
 from kgen.jsonl import SetAside
 from kgen.types import FAILURE_KINDS, Failure, FailureKind, LaunchOptions, ResourceUse, Scalar
 
-_SCHEMA = 1
+_SCHEMA = 2
+"""The highest schema that is read: 2 has the warps of a kernel that runs more than its launch asks for, else a line has 1."""
 _RESOURCE_TYPES = (int, int, int, int, str, int)
 
 
@@ -89,17 +90,18 @@ class ProbeStore:
 def _line(record: ProbeRecord) -> str:
     result = record.result
     if isinstance(result, Failure):
-        return jsonl.seal([_SCHEMA, record.key, result.kind, without_paths(result.message)])
+        return jsonl.seal([1, record.key, result.kind, without_paths(result.message)])
     numbers = [result.shared, result.registers, result.spills, result.tmem, result.mma, result.cubin_bytes]
-    return jsonl.seal([_SCHEMA, record.key, *numbers])
+    return jsonl.seal([1, record.key, *numbers] if result.warps is None else [2, record.key, *numbers, result.warps])
 
 
 def _decode(value: Any) -> tuple[str, ResourceUse | Failure]:
     if type(value) is not list or len(value) < 4 or type(value[0]) is not int or type(value[1]) is not str:
         raise ValueError("the line is no compile result")
-    if value[0] != _SCHEMA:
-        raise jsonl.NewerSchema(f"the line has schema {value[0]}, this kgen reads {_SCHEMA}: upgrade kgen")
-    if len(value) == 8 and tuple(map(type, value[2:])) == _RESOURCE_TYPES:
+    if not 1 <= value[0] <= _SCHEMA:
+        raise jsonl.NewerSchema(f"the line has schema {value[0]}, this kgen reads up to {_SCHEMA}: upgrade kgen")
+    types = _RESOURCE_TYPES if value[0] == 1 else (*_RESOURCE_TYPES, int)
+    if tuple(map(type, value[2:])) == types:
         return value[1], ResourceUse(*value[2:])
     if len(value) == 4 and value[2] in FAILURE_KINDS and type(value[3]) is str:
         return value[1], Failure(cast(FailureKind, value[2]), value[3])

@@ -30,8 +30,9 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA = 2
-"""The highest schema that this kgen reads. 2 may state the recipe of the timing inputs, 1 never does. A line has the lowest
-schema that can hold it: a kgen that knows only 1 leaves the others alone, and lines of 1 stay byte for byte what they are.
+"""The highest schema that this kgen reads. 2 may state the recipe of the timing inputs and the warps of a kernel, 1 never does.
+A line has the lowest schema that can hold it: a kgen that knows only 1 leaves the others alone, and lines of 1 stay byte for
+byte what they are.
 """
 
 _decode_record = decoder(TuneRecord)
@@ -46,9 +47,14 @@ def to_json(record: TuneRecord) -> str:
     if record.failure is not None:
         record = replace(record, failure=replace(record.failure, message=without_paths(record.failure.message)))
     try:
-        return jsonl.seal({"v": 1 if record.inputs is None else 2, **encode(record)})
+        return jsonl.seal({"v": _schema_of(record), **encode(record)})
     except ValueError as error:  # NaN or infinity: a failed measurement must be a Failure
         raise RecordError(f"The record of {record.spec.slug} cannot be stored: {error}.") from None
+
+
+def _schema_of(record: TuneRecord) -> int:
+    plain = record.inputs is None and (record.resources is None or record.resources.warps is None)
+    return 1 if plain else 2
 
 
 def from_json(line: str | bytes) -> TuneRecord:
@@ -65,8 +71,8 @@ def _from_value(value: Any) -> TuneRecord:
     if version > SCHEMA:
         raise jsonl.NewerSchema(f"the line has schema {version}, this kgen reads up to {SCHEMA}: upgrade kgen")
     record: TuneRecord = _decode_record(value, "")
-    if version == 1 and record.inputs is not None:
-        raise ValueError("a line of schema 1 states no recipe of inputs")
+    if version < _schema_of(record):
+        raise ValueError("a line of schema 1 states no recipe of inputs and no warps")
     if problem := _contradiction(record):
         raise ValueError(problem)
     return record

@@ -15,6 +15,7 @@ from kgen.archs import ArchSpec, DeviceClass
 from kgen.environment import STATIC
 from kgen.records import winner
 from kgen.render import module_name
+from kgen.runtime.families import attention_constants, family_of
 from kgen.runtime.table import Config, Entry, Provenance
 from kgen.tiers import TIERS, is_gluon
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
@@ -259,14 +260,17 @@ def summary(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 def _kernel_constants(entry: Entry) -> tuple[object, ...]:
-    """What makes a compiled kernel: split counts are run-time values, shape constants only where specialised."""
-    config = entry.config
-    tunables = tuple((k, v) for k, v in config.tunables if k not in ("splits", "partial", "specialise"))
+    """What makes a compiled kernel beside its module's text: the constants of its family (split counts are run-time values,
+    shape constants only where specialised) and the options of its launch."""
+    config, family = entry.config, family_of(entry.module, entry.layout)
+    special = bool(config.get("specialise", False))
+    shape = {
+        "heads": entry.heads, "topk": entry.topk[1], "extra_topk": entry.extra_topk[1],
+        "page": entry.page or 0, "extra_page": entry.extra_page or 0,
+    }  # fmt: skip
+    exact = shape if special else dict.fromkeys(shape, 0)
     split = int(config.get("splits", 1)) > 1
+    constants = attention_constants(family, dict(config.tunables), exact, entry.dual, split, upcast=False)
     partial = config.get("partial", "fp32") if split else ""
-    shape = (
-        (entry.heads, entry.topk, entry.extra_topk, entry.page, entry.extra_page)
-        if config.get("specialise", False)
-        else ()
-    )
-    return (*tunables, split, partial, config.num_warps, config.num_stages, config.maxnreg, entry.dual, shape)
+    stages = 0 if family.gluon else config.num_stages
+    return (*sorted(constants.items()), partial, config.num_warps, stages, config.maxnreg)

@@ -137,7 +137,8 @@ class ResourceUse:
     """What the compiled kernel takes, read from the compiler's own output, not from a formula.
 
     shared and tmem as Triton's metadata state them (bytes; tensor-memory columns); registers per thread; spills in bytes
-    of local memory (stack frame); mma is the instruction family seen in the SASS: wgmma, tcgen05, mma.sync or none.
+    of local memory (stack frame); mma is the instruction family seen in the SASS: wgmma, tcgen05, mma.sync or none; warps that
+    a program runs, where these are more than the launch asks for (the partitions of a warp-specialised kernel), else None.
     """
 
     shared: int
@@ -146,6 +147,7 @@ class ResourceUse:
     tmem: int
     mma: str
     cubin_bytes: int
+    warps: int | None = None
 
 
 FailureKind = Literal["restricted", "compile", "resource", "timeout", "crash", "wrong", "unstable"]

@@ -54,7 +54,7 @@ def explain_command(
     device: Optional[str] = typer.Option(None, help="Device class, such as h200; default: none, as on an unknown GPU."),
     fp16: bool = typer.Option(False, "--fp16", help="A call that states a scale_range inside [6e-5, 146]."),
     unaligned: bool = typer.Option(False, "--unaligned", help="A call that the Gluon families do not take."),
-    against: int = typer.Option(5, min=0, help="How many other entries to give reasons for."),
+    against: int = typer.Option(5, min=0, help="How many other entries to give reasons for, the nearest first."),
     as_json: bool = Json,
 ) -> int:  # fmt: skip
     """Which entry of the checked-in tables serves a shape, why, and what would serve without it."""
@@ -71,7 +71,7 @@ def explain_command(
     if choice is None:
         raise ConfigError(f"No entry of {arch} serves {spec.slug}: kgen tune --static --arch {arch} makes one.")
     runner_up = select(entries, shape, device, exclude=(choice.entry,))
-    reasons = [(describe(entry), sentence) for entry, sentence in choice.reasons_against[:against]]
+    reasons = [(describe(entry), sentence) for entry, sentence in choice.rivals[:against]]
     value = {
         "shape": shape, "entry": choice.entry, "exact": choice.exact, "why": choice.why, "fallback": choice.fallback,
         "runner_up": runner_up.entry if runner_up else None, "reasons_against": reasons,

@@ -84,11 +84,13 @@ def _run_child(line: list[str], budget: float | None) -> tuple[int, str]:
 
 def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str]:
     """Every kernel that the table of `arch` points at, with the module's name: exact form where an entry has one, and
-    always the generic form, which serves every other shape."""
+    always the generic form, which serves every other shape; keys whole and split, where other token counts than the tuned one
+    ask for that (see `launch.make_plan`); every merge."""
     import importlib
 
-    from kgen.build import attention_job, combine_job
-    from kgen.runtime.families import combine_tile, family_of
+    from kgen.build import attention_job
+    from kgen.runtime.families import family_of
+    from kgen.static import combine_jobs
     from kgen.types import Candidate, KernelSpec, LaunchOptions
 
     jobs: dict[ProbeJob, str] = {}
@@ -102,14 +104,13 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
             arch.name, entry.layout, entry.heads, entry.topk[1], paged, tokens,
             entry.extra_topk[1], (entry.extra_page or 64) if entry.dual else 0,
         )  # fmt: skip
+        split = int(config.get("splits", 1)) > 1
+        fewer_tokens = (entry.provenance.anchor_tokens or entry.tokens[1]) > 1  # than it was tuned for: they may split
         for special in {False, bool(config.get("specialise", False)) and one_shape}:
-            candidate = Candidate.make(family, {**dict(config.tunables), "specialise": special}, launch)
-            jobs[attention_job(spec, candidate, arch.cc)] = entry.module
-        splits = int(config.get("splits", 1))
-        if splits > 1:
-            for rows in (1, 1 << 20):
-                jobs[combine_job(arch.name, arch.cc, *combine_tile(rows, splits))] = "combine"
-    return jobs
+            for splits in {1, 2} if split or fewer_tokens else {1}:
+                form = {**dict(config.tunables), "specialise": special, "splits": splits}
+                jobs[attention_job(spec, Candidate.make(family, form, launch), arch.cc)] = entry.module
+    return jobs | dict.fromkeys(combine_jobs(arch), "combine") if jobs else {}
 
 
 def _compile(arch: ArchSpec, as_json: bool) -> int:

@@ -118,13 +118,13 @@ def build_call(
         s_q=s_q,
         heads=heads,
         q=q,
-        q_strides=(*_known(q, 2, batch, s_q), q.stride(-2)),
+        q_strides=_row_strides(q, form),
         main=_view(kv, indices, topk_length, form),
         extra=extra,
         attn_sink=attn_sink,
         sm_scale=float(sm_scale),
         out=out,
-        out_strides=(*_known(out, 2, batch, s_q), out.stride(-2)),
+        out_strides=_row_strides(out, form),
         lse=lse,
         lse_strides=_lse_strides(lse, form, heads),
         max_logits=top,
@@ -172,22 +172,19 @@ def _copies_whole(tensor: torch.Tensor | None) -> bool:
     """Whether a tensor's pointer and strides are what `AttentionCall.aligned` asks for (an output yet to be made is)."""
     if tensor is None:
         return True
-    if tensor.element_size() == 1 or tensor.dim() == 2:  # a cache: from page to page, from row to row
-        strides = [tensor.stride(0)]
-    else:
-        lead = [tensor.stride(i) for i in range(tensor.dim() - 2) if tensor.shape[i] > 1] or [tensor.stride(-3)]
-        strides = [*lead, tensor.stride(-2)]
+    outer = 1 if tensor.element_size() == 1 else tensor.dim() - 1  # of a paged cache only the way from page to page
+    strides = [stride for stride, size in zip(tensor.stride()[:outer], tensor.shape, strict=False) if size > 1]
     return not any(number % 16 for number in (tensor.data_ptr(), *strides))
 
 
 def _view(kv: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None, form: _Form) -> CacheView:
     paged = form.layout.paged
     page = kv.shape[1] if paged else 1
-    stride_b, stride_s = _known(indices, 1, form.batch, form.s_q)
+    stride_b, stride_s = _token_strides(indices, 1, form)
     return CacheView(
         kv=kv if not paged or kv.dtype == torch.uint8 else kv.view(torch.uint8),
         page=page,
-        page_stride=kv.stride(0),
+        page_stride=kv.stride(0) if kv.shape[0] > 1 else _only_page_stride(form.layout, page),
         slots=kv.shape[0] * page,
         indices=indices,
         topk=indices.shape[-1],
@@ -197,15 +194,34 @@ def _view(kv: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None,
     )
 
 
+# The stride of an axis of size 1 is never used, and a tensor may have any there: the kernels get the one of a contiguous
+# tensor, so that an odd one neither keeps a call from the families that copy 16 bytes at a time nor needs another kernel.
+
+
+def _only_page_stride(layout: KvLayout, page: int) -> int:
+    """The page stride of a cache of one page (row stride of one row), a multiple of 16 in any case."""
+    return -(-layout.page_bytes(page) // 16) * 16 if layout.paged else layout.d_qk
+
+
+def _row_strides(tensor: torch.Tensor, form: _Form) -> tuple[int, int, int]:
+    """(batch, position, head) strides of q or out."""
+    heads, width = tensor.shape[-2:]
+    return (*_token_strides(tensor, 2, form), tensor.stride(-2) if heads > 1 else width)
+
+
 def _lse_strides(lse: torch.Tensor | None, form: _Form, heads: int) -> tuple[int, int, int]:
     """Of an absent tensor: as if it were contiguous, so that asking for it does not need another compiled kernel."""
     if lse is None:
         return (form.s_q * heads, heads, 1)
-    return (*_known(lse, 1, form.batch, form.s_q), lse.stride(-1))
+    return (*_token_strides(lse, 1, form), lse.stride(-1) if heads > 1 else 1)
 
 
-def _known(tensor: torch.Tensor, inner: int, batch: int, s_q: int) -> Strides:
-    strides = axes(tensor, inner, batch, s_q)
+def _token_strides(tensor: torch.Tensor, inner: int, form: _Form) -> Strides:
+    """(batch, position) strides of the axes before the last `inner` ones."""
+    if math.prod(tensor.shape[:-inner]) == 1:
+        row = math.prod(tensor.shape[-inner:])
+        return row, row
+    strides = axes(tensor, inner, form.batch, form.s_q)
     assert strides is not None, "checked by _examine"
     return strides
 

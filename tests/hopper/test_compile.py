@@ -63,6 +63,7 @@ def check(family: str) -> None:
     for job, use in compile_all(wanted, workers=1).items():
         assert isinstance(use, ResourceUse), (wanted[job], use.message if isinstance(use, Failure) else use)
         assert limits_exceeded(use, ARCH, job.num_warps) is None, wanted[job]
+        assert use.warps is not None and use.warps in (8, 12, 16), wanted[job]  # all partitions, not the first alone
         assert use.mma == "wgmma" and use.registers <= 168
         if family == "sm90_ws":
             assert use.spills == 0, wanted[job]  # the whole kernel, and so its loops

@@ -164,6 +164,21 @@ def test_every_other_entry_has_its_reason() -> None:
     )[128]  # fmt: skip
 
 
+def test_rivals_come_nearest_first() -> None:
+    """What `kgen explain` shows: never five entries of another layout before the one that nearly served."""
+    other, far, near, other_class, out = (
+        entry("v32"),
+        entry(heads=128),
+        entry(tokens=(64, MOST)),
+        entry(device_class="h100"),
+        entry(topk=(1, 256)),
+    )
+    choice = select([other, far, out, other_class, near, entry()], SHAPE, "h200", exclude=[out])
+    assert choice is not None and choice.entry == entry()
+    assert [row for row, _ in choice.rivals] == [near, far, other_class, out, other]
+    assert sorted(choice.rivals, key=repr) == sorted(choice.reasons_against, key=repr)
+
+
 def test_the_order_of_a_table_of_distinct_keys_does_not_matter() -> None:
     rows, shapes = list(toy_table()), [key_of(row) for row in toy_table()]
     shapes += [replace(shape, heads=11, topk=200, page=7, tokens=33) for shape in shapes]

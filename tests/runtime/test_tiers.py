@@ -109,6 +109,8 @@ def test_a_range_that_is_none_is_refused_in_words(wrong: object) -> None:
         (lambda: torch.zeros(1, 64, 576, dtype=torch.bfloat16).expand(3, 64, 576), True),
         (lambda: torch.zeros(3, 1, 64, 576, dtype=torch.bfloat16), True),
         (lambda: torch.zeros(3, 1, 64, 584, dtype=torch.bfloat16)[..., :576], False),
+        (lambda: torch.zeros(3, 1, 577, dtype=torch.bfloat16)[..., :576], False),
+        (lambda: torch.zeros(3 * 1152, dtype=torch.bfloat16).as_strided((3, 1, 576), (1152, 577, 1)), True),
     ],
 )
 @pytest.mark.parametrize("with_out", [None, 512, 516])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kgen.archs import ArchSpec, load_arch
@@ -74,6 +76,9 @@ def test_one_unit_over_a_limit_is_refused(name: str) -> None:
     assert refusal(use(arch.smem_limit + 1), arch, 4) == "over limits"
     assert refusal(use(tmem=arch.tmem_columns + 1), arch, 4) == "over limits"
     assert refusal(use(registers=arch.regs_per_sm // (16 * 32) + 1), arch, 16) == "over limits"
+    many = replace(use(registers=arch.regs_per_sm // (16 * 32)), warps=16)  # partitions: the launch asks for 4
+    assert refusal(many, arch, 4) is None
+    assert refusal(replace(many, registers=many.registers + 1), arch, 4) == "over limits"
     assert refusal(use(spills=MAX_SPILLS + 1), arch, 4) == "spills"
     assert refusal(Failure("compile", "No."), arch, 4) == "compile failed"
 

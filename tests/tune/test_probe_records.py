@@ -30,6 +30,13 @@ def test_round_trip_and_the_last_line_counts(store: ProbeStore) -> None:
     assert store.path.read_text().splitlines()[0].startswith('[1,"a",83968,168,0,0,"wgmma",40000,"')
 
 
+def test_warps_of_partitions_are_kept_in_lines_that_an_older_kgen_lets_lie(store: ProbeStore) -> None:
+    many = ResourceUse(200_000, 168, 0, 0, "wgmma", 40000, 12)
+    store.append([ProbeRecord("a", many), ProbeRecord("b", USE)])
+    assert store.load().results == {"a": many, "b": USE}
+    assert [line[:3] for line in store.path.read_text().splitlines()] == ["[2,", "[1,"]
+
+
 def test_no_paths(store: ProbeStore) -> None:
     store.append([ProbeRecord("a", Failure("compile", "ptxas fatal in /tmp/user/k.ptx"))])
     assert "/tmp" not in store.path.read_text() and "k.ptx" in store.path.read_text()
@@ -52,6 +59,9 @@ def test_forty_thousand_lines_load(store: ProbeStore) -> None:
         [1, "k", "odd", "x"],
         [1, "k", "compile", 3],
         [1, "k", 1, 1, 1, 1, "x", 1, 1],
+        [2, "k", 1, 1, 1, 1, "x", 1],
+        [2, "k", 1, 1, 1, 1, "x", 1, None],
+        [3, "k", 1, 1, 1, 1, "x", 1, 1],
         {"v": 1},
     ],
 )
