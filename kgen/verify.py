@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kgen import jsonl
 from kgen.archs import load_arch, match_device
-from kgen.check import Inputs, attention_reference, compare, deepinfer_rule, make_case, tolerance_for
+from kgen.check import Inputs, attention_reference, compare, deepinfer_rule, make_case, narrowed, tolerance_for
 from kgen.environment import STATIC, current_environment, without_paths
 from kgen.verify_cases import VerifyCase
 
@@ -315,7 +315,7 @@ def _judged(case: VerifyCase, inputs: Inputs, found: Results, begin: float, rows
         if case.spec.scale_rule != "nan_scale" and bool(out.isnan().any()):
             return _failed(case, "unwritten", "NaN in a row that is not among the sampled ones, or there.")
         out, lse, top = out[rows], None if lse is None else lse[rows], None if top is None else top[rows]
-    tolerance = tolerance_for(case.spec)
+    tolerance = narrowed(tolerance_for(case.spec), inputs, truth, rows, stated=bool(flags.get("stated")))
     report = compare(truth, tolerance, out, lse, top)
     ok, sentence = report.ok, report.sentence
     if case.suite == "deepinfer":

@@ -1,7 +1,7 @@
 """What decides whether a kernel is right: reference, inputs, comparison, and proof that the comparison can see."""
 
 from .cases import EDGE_CASES, CaseSpec, Inputs, core_edges, make_case, tuning_inputs
-from .compare import TOLERANCES, Report, Tolerance, compare, deepinfer_rule, tolerance_for
+from .compare import TOLERANCES, Report, Tolerance, compare, deepinfer_rule, narrowed, tolerance_for
 from .reference import Reference, attention_reference
 from .shards import merge_shards, pad_heads, pad_topk, split_row
 
@@ -19,6 +19,7 @@ __all__ = [
     "deepinfer_rule",
     "make_case",
     "merge_shards",
+    "narrowed",
     "pad_heads",
     "pad_topk",
     "split_row",

@@ -7,7 +7,7 @@ Byte offsets are written out from spec section 1; nothing here comes from the ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,24 @@ from torch import Tensor
 from .inputs import Inputs
 
 D_V = 512
+
+Latents = Callable[[Tensor, Tensor], Tensor]
+"""How latents become numbers: (values of the e4m3 codes, their scales) as float64 of one shape -> float64."""
+
+
+def exactly(values: Tensor, scales: Tensor) -> Tensor:
+    """As they are stored: what is true."""
+    return values * scales
+
+
+def rounded_to_bf16(values: Tensor, scales: Tensor) -> Tensor:
+    """As a kernel takes them that multiplies in fp32 and gives its MMA bf16."""
+    return (values * scales).float().to(torch.bfloat16).double()
+
+
+def rounded_to_fp16(values: Tensor, scales: Tensor) -> Tensor:
+    """As a kernel takes them that multiplies in fp16, by a scale in fp16."""
+    return (values * scales.half().double()).half().double()
 
 
 @dataclass(frozen=True)
@@ -32,19 +50,23 @@ class Reference:
 
 
 def attention_reference(
-    inputs: Inputs, rows: Sequence[int] | Tensor | None = None, chunk_bytes: int = 1 << 28
+    inputs: Inputs,
+    rows: Sequence[int] | Tensor | None = None,
+    chunk_bytes: int = 1 << 28,
+    latents: Latents = exactly,
 ) -> Reference:
     """Reference of `inputs`, for all tokens or for the flat token numbers in `rows`, on the device of q.
 
-    Works on about `chunk_bytes` of temporaries at a time (but at least one token).
+    Works on about `chunk_bytes` of temporaries at a time (but at least one token). Other `latents` than the exact ones give
+    what is true of rounded latents: how far rounding alone moves a result.
     """
     device = inputs.q.device
     tokens, heads, d = inputs.tokens, inputs.heads, inputs.d_qk
     pick = torch.arange(tokens, device=device) if rows is None else torch.as_tensor(rows, device=device).long()
-    caches = [_Cache(inputs, inputs.kv, inputs.indices, inputs.topk_length)]
+    caches = [_Cache(inputs, inputs.kv, inputs.indices, inputs.topk_length, latents)]
     if inputs.extra_kv is not None:
         assert inputs.extra_indices is not None, "extra_kv comes with extra_indices"
-        caches.append(_Cache(inputs, inputs.extra_kv, inputs.extra_indices, inputs.extra_topk_length))
+        caches.append(_Cache(inputs, inputs.extra_kv, inputs.extra_indices, inputs.extra_topk_length, latents))
     width = sum(cache.topk for cache in caches)
     step = max(1, chunk_bytes // (width * (d * 8 * 4 + heads * 8 * 4) + 1))
     out = torch.empty(len(pick), heads, D_V, dtype=torch.float64, device=device)
@@ -86,7 +108,10 @@ def attend(
 class _Cache:
     """One cache with its indices: gives the decoded keys of some tokens and which of them count."""
 
-    def __init__(self, inputs: Inputs, kv: Tensor, indices: Tensor, lengths: Tensor | None) -> None:
+    def __init__(
+        self, inputs: Inputs, kv: Tensor, indices: Tensor, lengths: Tensor | None, latents: Latents = exactly
+    ) -> None:
+        self.latents = latents
         self.topk = indices.shape[-1]
         self.indices = indices.reshape(inputs.tokens, self.topk)
         self.lengths = lengths
@@ -107,11 +132,11 @@ class _Cache:
         if self.layout == "bf16":
             d = self.kv.shape[-1]
         keys = torch.zeros(*index.shape, d, dtype=torch.float64, device=index.device)
-        keys[valid] = decode_slots(self.kv, self.layout, index[valid])  # only valid slots are ever read
+        keys[valid] = decode_slots(self.kv, self.layout, index[valid], self.latents)  # only valid slots are ever read
         return keys, valid
 
 
-def decode_slots(kv: Tensor, layout: str, slot: Tensor) -> Tensor:
+def decode_slots(kv: Tensor, layout: str, slot: Tensor, latents: Latents = exactly) -> Tensor:
     """Rows of a cache as float64 [n, d_qk]: slot is int64 [n], every value in range; layout is the API's word."""
     if layout == "bf16":
         return kv.reshape(kv.shape[0], kv.shape[-1])[slot].double() if kv.dim() == 2 else kv[slot, 0].double()
@@ -125,22 +150,22 @@ def decode_slots(kv: Tensor, layout: str, slot: Tensor) -> Tensor:
 
     if layout == "v32":  # 512 e4m3, 4 fp32 scales, 64 bf16
         scale = region(512, 656, 16).view(torch.float32).double()
-        latent = _scaled(region(0, 656, 512), scale, 128)
+        latent = _scaled(region(0, 656, 512), scale, 128, latents)
         return torch.cat([latent, region(528, 656, 128).view(torch.bfloat16).double()], dim=1)
     if layout == "v4":  # 448 e4m3 and 64 bf16 per token; behind all of them 7 exponents and a pad byte per token
         scale = _ue8m0(region(page * 576, 8, 7))
-        latent = _scaled(region(0, 576, 448), scale, 64)
+        latent = _scaled(region(0, 576, 448), scale, 64, latents)
         return torch.cat([latent, region(448, 576, 128).view(torch.bfloat16).double()], dim=1)
     if layout == "v41_footer":  # 512 e4m3 per token; behind all of them 16 exponents per token
-        return _scaled(region(0, 512, 512), _ue8m0(region(page * 512, 16, 16)), 32)
+        return _scaled(region(0, 512, 512), _ue8m0(region(page * 512, 16, 16)), 32, latents)
     if layout == "v41_inline":  # 512 e4m3 and 16 exponents per token
-        return _scaled(region(0, 528, 512), _ue8m0(region(512, 528, 16)), 32)
+        return _scaled(region(0, 528, 512), _ue8m0(region(512, 528, 16)), 32, latents)
     raise ValueError(f"the reference knows bf16, v32, v4, v41_footer and v41_inline, not {layout!r}")
 
 
-def _scaled(codes: Tensor, scale: Tensor, group: int) -> Tensor:
+def _scaled(codes: Tensor, scale: Tensor, group: int, latents: Latents) -> Tensor:
     values = _e4m3(codes).view(codes.shape[0], codes.shape[1] // group, group)
-    return (values * scale[:, :, None]).flatten(1)
+    return latents(values, scale[:, :, None]).flatten(1)
 
 
 def _e4m3_value(code: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kgen.check import CaseSpec, Inputs, Report, attention_reference, compare, make_case, tolerance_for
+from kgen.check import CaseSpec, Inputs, Report, attention_reference, compare, make_case, narrowed, tolerance_for
 from kgen.evaluate import Ready, bind
 from kgen.render import render_module
 from kgen.types import Candidate, LaunchOptions
@@ -67,7 +67,8 @@ def report(chosen: Candidate, spec: CaseSpec, module: ModuleType | None = None) 
     bound.run()
     assert canaries_whole(buffer, inputs), f"{spec.slug}: rows or heads beside the output were overwritten"
     call = bound.call
-    return compare(attention_reference(inputs), tolerance_for(spec), call.out, call.lse, call.max_logits)
+    truth = attention_reference(inputs)
+    return compare(truth, narrowed(tolerance_for(spec), inputs, truth), call.out, call.lse, call.max_logits)
 
 
 def check(chosen: Candidate, spec: CaseSpec) -> None:
