@@ -1,7 +1,8 @@
 """What kgen costs on the host: python -m bench.host --out bench/results/host.json
 
-Time of a call of `sparse_mla` up to the launch, enumeration of a search space, and loading of compile results (the import is
-bench/import_time.py). Times of the host depend on what else runs there: `load_per_core` is the load when it was measured.
+Time of a call of `sparse_mla` up to the launch, of a call of a form that was never seen before, and on a GPU of whole calls;
+enumeration of a search space, and loading of compile results (the import is bench/import_time.py, whole calls without a GPU
+bench/host_call.py). Times of the host depend on what else runs there: `load_per_core` is the load when it was measured.
 """
 
 from __future__ import annotations
@@ -15,27 +16,32 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.host_call import on_gpu
+
 PROBE_LINES = 40_000
 
 
-def validation_us(rounds: int) -> float:
-    """Microseconds of validating a dual-cache call and looking up its entry, without a launch (CPU tensors).
+def validation_us(rounds: int, new_form: bool = False) -> float:
+    """Microseconds of validating a dual-cache call and looking up its entry, without a launch (CPU tensors). `new_form`:
+    nothing is remembered of the calls before.
 
     The least of many short samples: one of a few ms often runs between the turns of other processes.
     """
-    from generated.launch import call_shape
-    from generated.lookup import serve
+    from generated import forms
+    from generated.lookup import serving_of
+    from generated.target import Target
     from generated.validate import build_call
     from kgen.check import CaseSpec, make_case
 
     case = CaseSpec(layout="v4", heads=64, topk=128, page=64, tokens=4, extra_topk=512, extra_page=64, extra_slots=1024)
-    kwargs = make_case(case).kwargs()
+    kwargs, target = make_case(case).kwargs(), Target("sm90", "h200", "NVIDIA H200")
     times = []
     for _ in range(10 * rounds):
         start = time.perf_counter()
         for _ in range(20):
-            call = build_call(**kwargs)
-            serve("sm90", "h200", call_shape(call))
+            if new_form:
+                forms._known.clear()
+            serving_of(build_call(**kwargs), target)
         times.append((time.perf_counter() - start) / 20 * 1e6)
     return round(min(times), 1)
 
@@ -87,6 +93,8 @@ def main() -> int:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "validate_and_look_up_us": validation_us(args.rounds),
+        "validate_and_look_up_new_form_us": validation_us(args.rounds, new_form=True),
+        "call_on_gpu_us": on_gpu() if torch.cuda.is_available() else None,
         "enumerate_candidates_cpu_s": enumeration_s(),
         "load_probe_records_cpu_s": probe_load_s(max(1, args.rounds)),
         "probe_records": PROBE_LINES,

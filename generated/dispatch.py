@@ -14,7 +14,7 @@ import torch
 from . import launch
 from .call import AttentionCall
 from .explain import Explanation, explain, warmup, workspace_size
-from .lookup import PACKAGE, serve
+from .lookup import PACKAGE, serve, serving_of
 from .select import Choice
 from .table import Shape
 from .target import NoTarget, target_of
@@ -141,7 +141,7 @@ def execute(call: AttentionCall, workspace: torch.Tensor | None = None) -> None:
     """Look up and launch a validated call (the façades come in here, with their own `empty_lse`)."""
     device = call.q.device
     target = target_of(device)
-    serving = serve(target.arch, target.device_class, launch.call_shape(call))
+    serving = serving_of(call, target)
     if workspace is not None:
         _check_workspace(workspace, serving.scratch, device)
     if call.tokens == 0:
@@ -157,6 +157,7 @@ def _launch(call: AttentionCall, arch: str, choice: Choice, workspace: torch.Ten
     entry, exact = choice.entry, choice.exact
     if (
         call.q.is_cuda
+        and not launch.was_launched(call, entry, exact)
         and torch.cuda.is_current_stream_capturing()
         and not launch.is_compiled(call, arch, entry, exact, PACKAGE)
     ):

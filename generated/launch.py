@@ -17,6 +17,7 @@ import torch
 
 from .call import AttentionCall, CacheView
 from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of
+from .kernel import Kernel
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
@@ -167,6 +168,16 @@ def load_modules(package: str, arch: str, module: str) -> Modules:
 
 
 def call_shape(call: AttentionCall) -> Shape:
+    memo = call.memo
+    if memo is None:
+        return _shape_of(call)
+    if memo.shape is None:
+        memo.shape = _shape_of(call)
+    shape: Shape = memo.shape
+    return shape
+
+
+def _shape_of(call: AttentionCall) -> Shape:
     extra = call.extra
     return Shape(
         layout=call.layout.name,
@@ -185,8 +196,20 @@ def run(
     call: AttentionCall, arch: str, entry: Entry, exact: bool, workspace: torch.Tensor | None, package: str
 ) -> None:
     """Launch what `entry` says for `call`; outputs are written in place. Never synchronises, never tunes."""
+    kernels = None if call.memo is None else call.memo.kernels
+    if kernels is not None and kernels.serves(arch, entry, exact, package):
+        launch(call, kernels.plan, kernels.modules, workspace)
+        return
     plan = _known_plan(call_shape(call), entry, exact)
     launch(call, plan, load_modules(package, arch, entry.module), workspace)
+    if call.memo is not None and call.memo.kernels is not None:
+        call.memo.kernels.served = (arch, entry, exact, package)
+
+
+def was_launched(call: AttentionCall, entry: Entry, exact: bool) -> bool:
+    """Whether a call of this form has launched this entry: then its kernels are compiled."""
+    kernels = None if call.memo is None else call.memo.kernels
+    return kernels is not None and kernels.served is not None and kernels.served[1:3] == (entry, exact)
 
 
 def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, package: str) -> bool:
@@ -222,14 +245,18 @@ def _scratch_tensors(call: AttentionCall, plan: Plan, workspace: torch.Tensor | 
     """part_out, part_lse, part_max as views of the workspace (or of one new allocation, from the graph's pool in a capture)."""
     if plan.splits == 1:
         return call.out, call.out, call.out  # never touched
-    size = plan_scratch_bytes(plan, call.tokens, call.heads)
     if meta:
         workspace = torch.empty(0, dtype=torch.uint8, device=call.q.device)  # only types and alignment are looked at
         return (workspace.view(_part_dtype(plan)), workspace.view(torch.float32), workspace.view(torch.float32))
+    rows = call.tokens * plan.splits * call.heads
+    if workspace is None and _part_dtype(plan) is torch.float32:  # as below, in fewer steps
+        parts, stats = rows * D_V, _stat_bytes(rows) // 4
+        whole = torch.empty(parts + 2 * stats, dtype=torch.float32, device=call.q.device)
+        return whole, whole.narrow(0, parts, rows), whole.narrow(0, parts + stats, rows)
     if workspace is None:
+        size = plan_scratch_bytes(plan, call.tokens, call.heads)
         workspace = torch.empty(size, dtype=torch.uint8, device=call.q.device)
     flat = workspace.view(torch.uint8).flatten()
-    rows = call.tokens * plan.splits * call.heads
     at = rows * D_V * _part_dtype(plan).itemsize
     second = at + _stat_bytes(rows)
     return (
@@ -245,12 +272,37 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
         return
     scratch = _scratch_tensors(call, plan, workspace)
     args = attention_args(call, scratch, plan)
-    modules.attention.attention_kernel[plan.grid(call)](*args, **plan.constants, **plan.options)
+    kernels = kernels_of(call, plan, modules)
+    kernels.attention(args)
     if plan.splits > 1:
-        args = combine_args(call, plan, scratch)
-        constants = combine_constants(plan, call)
-        grid = (call.tokens * call.heads, D_V // constants["BLOCK_D"])
-        modules.combine.combine_kernel[grid](*args, **constants)
+        kernels.merge(combine_args(call, plan, scratch))
+
+
+class Kernels:
+    """The kernels of a form of call. `served`: for which look-up they were made, once they were launched."""
+
+    def __init__(self, call: AttentionCall, plan: Plan, modules: Modules) -> None:
+        self.plan, self.modules = plan, modules
+        self.served: tuple[str, Entry, bool, str] | None = None
+        self.attention = Kernel(modules.attention.attention_kernel, plan.grid(call), plan.constants | plan.options)
+        if plan.splits > 1:
+            constants = combine_constants(plan, call)
+            grid = (call.tokens * call.heads, D_V // constants["BLOCK_D"])
+            self.merge = Kernel(modules.combine.combine_kernel, grid, constants)
+
+    def serves(self, arch: str, entry: Entry, exact: bool, package: str) -> bool:
+        served = self.served
+        return served is not None and served[1] is entry and served[::2] == (arch, exact) and served[3] == package
+
+
+def kernels_of(call: AttentionCall, plan: Plan, modules: Modules) -> Kernels:
+    """The kernels of a plan for a call, kept with its form (the tuner tries many plans on one form)."""
+    kernels: Kernels | None = None if call.memo is None else call.memo.kernels
+    if kernels is None or kernels.plan is not plan or kernels.modules is not modules:
+        kernels = Kernels(call, plan, modules)
+        if call.memo is not None:
+            call.memo.kernels = kernels
+    return kernels
 
 
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
@@ -299,9 +351,18 @@ def attention_args(call: AttentionCall, scratch: Scratch, plan: Plan) -> tuple[A
     # fmt: on
 
 
+_placeholders: dict[torch.device, torch.Tensor] = {}
+
+
 def _placeholder(call: AttentionCall) -> torch.Tensor:
-    """An fp32 tensor for a pointer that a flag switches off (never dereferenced)."""
-    return call.q.new_empty(4, dtype=torch.float32)
+    """An fp32 tensor for a pointer that a flag switches off (never dereferenced), one per device."""
+    device = call.q.device
+    found = _placeholders.get(device)
+    if found is None:
+        found = call.q.new_empty(4, dtype=torch.float32)
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # a capture's memory is its graph's
+            _placeholders[device] = found
+    return found
 
 
 def combine_args(call: AttentionCall, plan: Plan, scratch: Scratch) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,6 +30,20 @@ class CacheView:
     index_stride_b: int
     index_stride_s: int
     lengths: torch.Tensor | None
+
+
+class Memo:
+    """What look-up and launch keep of a call for the next one of the same form (`validate.build_call` says what a form is);
+    each fills in its own part and says itself when that still holds."""
+
+    __slots__ = ("device_class", "kernels", "serving", "shape", "table")
+
+    def __init__(self) -> None:
+        self.shape: Any = None  # launch.call_shape
+        self.table: Any = None  # lookup.serving_of: the answer, and for which table and device class it was given
+        self.device_class: str | None = None
+        self.serving: Any = None
+        self.kernels: Any = None  # launch.Kernels
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class AttentionCall:
     lse_scale: float = 1.0
     empty_lse: float = float("-inf")
     fp16: bool = False  # the caller states that every group scale lies in families.FP16_SCALES
+    memo: Memo | None = field(default=None, init=False, repr=False, compare=False)  # `replace` does not carry it over
 
     @property
     def aligned(self) -> bool:

@@ -258,7 +258,7 @@ def check_out(
         reasons.append(
             f"out has strides {list(out.stride())}, so its rows overlap: pass a tensor without expanded dimensions."
         )
-    elif any(_same_memory(out, other) for other in (q, *caches)):
+    elif any(same_memory(out, other) for other in (q, *caches)):
         reasons.append("out overlaps an input: pass an output of its own (the kernels read inputs while they write).")
     if axes(out, 2, batch, s_q) is None:
         reasons.append("Lengths per token need out with one token stride: stride(0) == s_q * stride(1).")
@@ -291,7 +291,7 @@ def _self_overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _same_memory(out: torch.Tensor, other: torch.Tensor | None) -> bool:
+def same_memory(out: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether both surely share memory. Cheap, so two interleaved views of one buffer are taken for separate."""
     if other is None or out.numel() == 0 or other.numel() == 0:
         return False

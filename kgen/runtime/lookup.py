@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from . import launch
+from .call import AttentionCall
 from .families import is_gluon
 from .select import Choice, cannot_serve, select
 from .table import Entry, Shape
-from .target import INTERPRETER, Table, load_table
+from .target import INTERPRETER, Table, Target, load_table
 from .validate import Unsupported
 
 PACKAGE = __package__ or "generated"
@@ -34,6 +35,19 @@ def serve(arch: str, device_class: str | None, shape: Shape) -> Serving:
     if choice.fallback is not None:
         _log_once(f"{arch}, layout {shape.layout}, {shape.heads} heads, topk {_topk(shape)}: {choice.fallback}.")
     return Serving(choice, launch.scratch_bytes(shape, choice.entry, choice.exact))
+
+
+def serving_of(call: AttentionCall, target: Target) -> Serving:
+    """`serve` for a call, kept with its form for as long as the table is the same."""
+    memo = call.memo
+    if memo is None:
+        return serve(target.arch, target.device_class, launch.call_shape(call))
+    table = load_table(target.arch)
+    if memo.serving is None or memo.table is not table or memo.device_class != target.device_class:
+        memo.serving = serve(target.arch, target.device_class, launch.call_shape(call))
+        memo.table, memo.device_class = table, target.device_class
+    serving: Serving = memo.serving
+    return serving
 
 
 def choose(arch: str, device_class: str | None, shape: Shape, exclude: Sequence[Entry] = ()) -> Choice:

@@ -25,9 +25,11 @@ from .checks import (
     check_scalars,
     check_scale_range,
     check_sink,
+    same_memory,
     token_axes,
 )
 from .families import FP16_SCALES
+from .forms import form_key, known_call, remember
 from .layouts import D_V, KvLayout, find_layout
 from .table import Shape
 
@@ -95,7 +97,47 @@ def build_call(
     """The validated call; outputs that were not passed in are allocated (contiguous, in q's leading shape).
 
     `lse` is written when it is passed or asked for; a row without a valid key gets `empty_lse`. Raises `Unsupported`.
+
+    Calls of one form (`forms.form_key`) are examined once: what is said about one holds for all of them, except that an output
+    may overlap an input, which is asked again.
     """
+    key = form_key(
+        q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length, out, lse,
+        return_lse, return_max_logits, lse_base, empty_lse, scale_range,
+    )  # fmt: skip
+    known = known_call(key)
+    if known is not None and (out is None or not any(same_memory(out, other) for other in (q, kv, extra_kv))):
+        return known.call(
+            q, kv, indices, sm_scale, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length, out, lse
+        )
+    call = _examined_call(
+        q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length, out, lse,
+        return_lse, return_max_logits, lse_base, empty_lse, scale_range,
+    )  # fmt: skip
+    remember(key, call, own_out=out is None, own_lse=lse is None)
+    return call
+
+
+def _examined_call(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    kv_layout: str,
+    topk_length: torch.Tensor | None,
+    attn_sink: torch.Tensor | None,
+    extra_kv: torch.Tensor | None,
+    extra_indices: torch.Tensor | None,
+    extra_topk_length: torch.Tensor | None,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+    return_max_logits: bool,
+    lse_base: str,
+    empty_lse: float,
+    scale_range: tuple[float, float] | None,
+) -> AttentionCall:
+    """`build_call` for a form that was not seen before."""
     reasons, form = _examine(
         q, kv, indices, sm_scale, kv_layout, topk_length, attn_sink,
         extra_kv, extra_indices, extra_topk_length, out, lse, lse_base, scale_range,

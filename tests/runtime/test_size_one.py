@@ -51,7 +51,7 @@ def odd(given: dict[str, Any]) -> dict[str, Any]:
 def numbers(call: AttentionCall | CacheView) -> dict[str, Any]:
     """Everything of a call that is no tensor."""
     out: dict[str, Any] = {}
-    for field in fields(call):
+    for field in (field for field in fields(call) if field.compare):
         value = getattr(call, field.name)
         if isinstance(value, CacheView):
             out[field.name] = numbers(value)

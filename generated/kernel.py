@@ -1,0 +1,43 @@
+"""Launches of one kernel by all calls of a form: the first through Triton's binder, the later ones past it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+
+class Kernel:
+    """One kernel as all calls of a form launch it: with these constants and options, in this grid.
+
+    What Triton compiles depends on the types of the arguments, on which numbers are 1 or multiples of 16, and on where
+    tensors start: a form decides all of that. So the first launch goes through Triton's binder, which finds or compiles the
+    kernel, and later ones go to that kernel, past the binder (half of the host's time of a launch). Switches of Triton that
+    change what is compiled (TRITON_DEBUG and the like) are read at the first launch.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], keywords: dict[str, Any]) -> None:
+        self._kernel, self._grid, self._keywords = kernel, grid, keywords
+        self._compiled: Any = None
+        self._grid3 = (*grid, 1, 1)[:3]
+        self._tail: tuple[Any, ...] = ()
+
+    def __call__(self, args: tuple[Any, ...]) -> None:
+        if self._compiled is not None and not self._kernel.pre_run_hooks:
+            self._compiled[self._grid3](*args, *self._tail)
+            return
+        compiled = self._kernel[self._grid](*args, **self._keywords)  # None from the interpreter
+        names = self._kernel.arg_names[len(args) :]
+        if compiled is not None and passes_all_arguments() and all(name in self._keywords for name in names):
+            self._tail = tuple(self._keywords[name] for name in names)
+            self._compiled = compiled
+
+
+@lru_cache(maxsize=1)
+def passes_all_arguments() -> bool:
+    """Whether a compiled kernel of the installed Triton is launched with all arguments of its function, constants included:
+    looked up in 3.6 and 3.9."""
+    from triton import __version__
+
+    found = re.match(r"(\d+)\.(\d+)", __version__)
+    return found is not None and (3, 6) <= tuple(map(int, found.groups())) <= (3, 9)
