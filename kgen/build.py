@@ -102,7 +102,7 @@ def combine_job(arch: str, cc: int, block_s: int, block_d: int, warps: int) -> P
 
 POINTERS = {
     "q": "*bf16", "indices": "*i32", "lengths": "*i32", "extra_indices": "*i32", "extra_lengths": "*i32", "sink": "*fp32",
-    "out": "*bf16", "lse": "*fp32", "max_logits": "*fp32", "part_lse": "*fp32", "part_max": "*fp32",
+    "out": "*bf16", "lse": "*fp32", "max_logits": "*fp32", "part_lse": "*fp32", "part_max": "*fp32", "counter": "*i32",
 }  # fmt: skip
 FLOATS = ("scale_log2", "lse_scale", "empty_lse")
 

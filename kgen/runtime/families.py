@@ -30,19 +30,21 @@ class Family:
     `gluon`: warp-specialised; there is no interpreter for it, and rows are copied 16 bytes at a time, so that a call must be
     `aligned`: tensors that start at a multiple of 16 bytes, strides of q, out and the caches that are multiples of 16
     (elements; bytes for paged caches), which is what Triton can see, and a positive `sm_scale`.
+    `counter`: its kernel takes a pointer to one int32 behind the other arguments, which is 0 when it is `dynamic`.
     """
 
     name: str
     layouts: tuple[str, ...]
     archs: tuple[str, ...] | None  # None: every arch
     gluon: bool
+    counter: bool = False
 
 
 FAMILIES = {
     family.name: family
     for family in (
         Family("portable", tuple(LAYOUTS), None, False),
-        Family("sm90_ws", ("bf16_d576", "bf16_d512"), ("sm90",), True),
+        Family("sm90_ws", ("bf16_d576", "bf16_d512"), ("sm90",), True, counter=True),
         Family("sm90_ws_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True),
     )

@@ -14,7 +14,7 @@ from kgen.check import CaseSpec, Inputs, Report, Tolerance, attention_reference,
 from kgen.check.gluon_model import Trace, run_module, trace_module
 from kgen.runtime.call import AttentionCall
 from kgen.runtime.families import FAMILIES, grid_of
-from kgen.runtime.launch import LOG2E, Plan, attention_args
+from kgen.runtime.launch import LOG2E, Plan, attention_args, item_counter
 from kgen.runtime.table import Config
 from kgen.runtime.validate import build_call
 from kgen.verify import canaries_whole, poisoned_out
@@ -116,7 +116,7 @@ def report(
     assert call.aligned, "the launcher would take another family for this call"
     parts = parts_of(call, splits)
     plan = form.plan(call, splits, exact)
-    args = attention_args(call, parts, plan)
+    args = attention_args(call, parts, plan, item_counter(call, plan))
     run_module(text or form.text(spec.layout), plan.constants, args, form.grid(call, splits, programs), seed, api=api)
     if splits > 1:
         merge(call, splits, parts)
@@ -155,5 +155,5 @@ def traces_of(
         inputs = inputs.replace(extra_topk_length=torch.tensor(extra_lengths, dtype=torch.int32))
     call, _ = bound_call(inputs)
     plan = form.plan(call, splits, exact=True)
-    args = attention_args(call, parts_of(call, splits), plan)
+    args = attention_args(call, parts_of(call, splits), plan, item_counter(call, plan))
     return trace_module(text or form.text(layout), plan.constants, args, (1,))

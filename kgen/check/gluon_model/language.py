@@ -48,8 +48,9 @@ def arange(start: int, end: int, layout: Any = None) -> Tensor:
 
 
 def full(shape: Any, value: Any, dtype: DType, layout: Any = None) -> Tensor:
-    data = as_tensor(value, dtype).data.to(_device())
-    return Tensor(data.expand(shape_of(shape)), dtype)
+    data, sizes = as_tensor(value, dtype).data, shape_of(shape)
+    one = dtype.integral and list(sizes) == [1]  # what partitions tell each other stays real in a trace
+    return Tensor((data if one else data.to(_device())).expand(sizes), dtype)
 
 
 def zeros(shape: Any, dtype: DType, layout: Any = None) -> Tensor:
@@ -182,6 +183,18 @@ def store(pointer: Any, value: Any, mask: Any = None, **_: Any) -> None:
     if address.dim() == 0 and block.dim():
         raise ModelError(f"{state.where()} stores a block through one pointer.")
     state.machine().memory.store(address, block, dtype.element_ty, keep)
+
+
+def atomic_add(pointer: Any, value: Any, mask: Any = None, **_: Any) -> Scalar:
+    """At one address, of an int. What a trace takes from a counter is taken, or the next would be the same."""
+    pointer = as_value(pointer)
+    element = dtype_of(pointer).element_ty
+    if isinstance(pointer, Tensor) or not element.integral or mask is not None:
+        raise ModelError(f"{state.where()} adds atomically to more than one int, which the model does not have.")
+    memory, address = state.machine().memory, as_tensor(pointer).data
+    before = Scalar(int(memory.load(address, element, None, None)), element)
+    memory.store(address, as_tensor(before + value, element).data, element, None)
+    return before
 
 
 # ---------------------------------------------------------------------------------------------- control

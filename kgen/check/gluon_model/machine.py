@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import state
 from .memory import Allocation, GlobalMemory, Shared
 from .types import ModelError
@@ -113,6 +115,13 @@ class Machine(ABC):
     @abstractmethod
     def write(self, shared: Shared) -> None:
         """A plain store: instantaneous."""
+
+    def tell(self, shared: Shared, data: torch.Tensor) -> None:  # noqa: B027 - only a trace has something to do
+        """What a plain store has stored; a trace keeps the ints."""
+
+    def told(self, shared: Shared) -> torch.Tensor | None:
+        """What a plain load gives where that is not what lies there: the ints of a trace."""
+        return None
 
     @abstractmethod
     def copy(self, target: Shared, finish: Callable[[], None]) -> None:

@@ -224,7 +224,8 @@ class Shared(NoOperand):
 
     def load(self, layout: Any = None) -> Tensor:
         state.machine().read(self)
-        return Tensor(self.value(), self.dtype)
+        told = state.machine().told(self)
+        return Tensor(self.value() if told is None else told, self.dtype)
 
     def store(self, value: Any) -> None:
         state.machine().write(self)
@@ -233,6 +234,7 @@ class Shared(NoOperand):
             raise ModelError(f"{state.where()} stores a block {list(block.shape)} to {self}.")
         if block.dtype != self.dtype:
             raise ModelError(f"{state.where()} stores {block.dtype} to {self}, which holds {self.dtype}.")
+        state.machine().tell(self, block.data)
         self.put(block.data)
 
     def put(self, data: torch.Tensor) -> None:

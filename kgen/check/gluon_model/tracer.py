@@ -1,15 +1,20 @@
 """Runs each partition alone, without values, and writes down what it does to barriers and to shared memory.
 
 Tensors lie on torch's meta device; ints are real, and so are loads through scalar pointers (lengths), so that control flow
-is that of a real run. An event carries its site, the line of the kernel's text that made it.
+is that of a real run. So is one int that a partition tells the others through shared memory: the n-th load of its place is
+taken to see the n-th store, as a protocol of a single place must have it. An event carries its site, the line of the
+kernel's text that made it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from . import state
 from .machine import Barrier, Machine
@@ -57,6 +62,8 @@ class Tracer(Machine):
         super().__init__(*args)
         self.traces: list[Trace] = []
         self._accesses = 0
+        self._told: dict[Region, list[torch.Tensor]] = defaultdict(list)
+        self._heard: dict[tuple[str, Region], int] = defaultdict(int)
         self._trace = Trace("the kernel")
 
     def _add(self, kind: str, **fields: Any) -> None:
@@ -82,6 +89,18 @@ class Tracer(Machine):
 
     def write(self, shared: Shared) -> None:
         self._end([self._begin(shared, True)])
+
+    def tell(self, shared: Shared, data: torch.Tensor) -> None:
+        if not data.is_meta:
+            self._told[shared.region].append(data)
+
+    def told(self, shared: Shared) -> torch.Tensor | None:
+        said = self._told.get(shared.region)
+        if said is None:
+            return None
+        number = self._heard[self._trace.name, shared.region]
+        self._heard[self._trace.name, shared.region] += 1
+        return said[min(number, len(said) - 1)]  # a load behind the last store sees that one
 
     def copy(self, target: Shared, finish: Callable[[], None]) -> None:
         self._accesses += 1
@@ -123,11 +142,12 @@ class Tracer(Machine):
     def specialize(self, functions: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], warps: Sequence[int]) -> Any:
         result: Any = None
         before = self._trace
-        for i, (partition, (function, arguments)) in enumerate(
-            zip(self.partitions_of(functions, warps), functions, strict=True)
-        ):
-            self._trace = Trace(partition.name)
-            self.traces.append(self._trace)
+        partitions = self.partitions_of(functions, warps)
+        self.traces += [Trace(partition.name) for partition in partitions]
+        # the last first: producers come last, and tell the others what to do
+        for i in reversed(range(len(partitions))):
+            partition, (function, arguments) = partitions[i], functions[i]
+            self._trace = self.traces[i - len(partitions)]
             state.set_partition(partition)
             try:
                 returned = function(*arguments)
