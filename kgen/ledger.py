@@ -12,10 +12,11 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from kgen.errors import RecordError
 from kgen.records import RecordStore, fingerprint, record_status, winner
-from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
+from kgen.types import INPUTS_RECIPE, Candidate, Environment, KernelSpec, TuneRecord
 
 
 class Ledger:
@@ -34,6 +35,7 @@ class Ledger:
         self._fresh_only = fresh_only
         self._records: dict[KernelSpec, list[TuneRecord]] = defaultdict(list)
         self._points: dict[str, TuneRecord] = {}
+        self._outdated: dict[KernelSpec, dict[Candidate, float]] = defaultdict(dict)
         self.refresh()
 
     def fingerprint(self, spec: KernelSpec, candidate: Candidate) -> str:
@@ -45,6 +47,12 @@ class Ledger:
     def refresh(self) -> None:
         """Read what was added to the file since the last time, by anyone."""
         for record in self._store.news():
+            if (
+                record.outdated
+                and record.measurement is not None
+                and self._holds(replace(record, inputs=INPUTS_RECIPE))
+            ):
+                self._outdated[record.spec][record.candidate] = record.measurement.median_us
             if record.status != "static" and self._holds(record):
                 self._records[record.spec].append(record)
                 self._points[self.fingerprint(record.spec, record.candidate)] = record
@@ -61,6 +69,11 @@ class Ledger:
     def of(self, spec: KernelSpec) -> list[TuneRecord]:
         """All records of a spec that hold, in order."""
         return self._records.get(spec, [])
+
+    def outdated(self, spec: KernelSpec) -> list[Candidate]:
+        """Candidates of a spec that were timed on outdated inputs, fastest first: what to time again before all others."""
+        times = self._outdated.get(spec, {})
+        return sorted(times, key=lambda candidate: (times[candidate], candidate.slug))
 
     def neighbours(self, spec: KernelSpec, limit: int = 3) -> list[Candidate]:
         """Winners of the specs that resemble `spec` most (same arch and layout), nearest first."""

@@ -55,7 +55,8 @@ class SpecRun:
         known = self._known()
         self._known_before = len(known)
         self._done = len(known)
-        first = [*([before.candidate] if before else []), *item.first, *desk.ledger.neighbours(item.spec)]
+        first = [*([before.candidate] if before else []), *desk.ledger.outdated(item.spec)]
+        first += [*item.first, *desk.ledger.neighbours(item.spec)]
         self._search = make_search(
             item.parts,
             known=known,

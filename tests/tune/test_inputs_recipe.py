@@ -14,10 +14,12 @@ from kgen.config import config_root
 from kgen.ledger import Ledger
 from kgen.records import RecordStore, from_json, merge, record_status, settle, to_json, winner
 from kgen.select import select_entries, usable
-from kgen.tune import SpecPlan, forecast, tune
+from kgen.tune import SearchPart, SpecPlan, forecast, tune
 from kgen.types import INPUTS_RECIPE, Failure, KernelSpec, TuneRecord
 
 from .samples import make_candidate, make_environment, make_measurement, make_record, make_spec
+from .test_search import AXES
+from .test_search import grid as big_grid
 from .test_tune import Counting, few, plan
 
 FLAT = {"layout": "bf16_d576", "page": 0}
@@ -176,3 +178,18 @@ def test_a_run_times_again_exactly_what_is_outdated(tmp_path: Path) -> None:
     assert all(DECODE.slug in slug for slug in again.seen)
     assert {f.to_try for f in forecast(job, store)} == {0}
     assert winner(Ledger(store, job.environment, job.template_hashes, False).of(DECODE)) is not None
+
+
+def test_a_search_begins_with_what_was_timed_before(tmp_path: Path) -> None:
+    """In a space that is too large to be tried whole, the points of the old recipe come first, the fastest before others."""
+    store = RecordStore(tmp_path / "h200.jsonl")
+    grid = big_grid()
+    old = [grid[place] for place in (40, 7, 133)]
+    store.append_all(timed(us, 0, None, candidate=candidate) for us, candidate in zip((30, 10, 20), old, strict=True))
+    store.append(timed(5, 0, None, candidate=grid[9], template_hash="of another text"))
+    again = Counting()
+    job = plan(SpecPlan(DECODE, (SearchPart(AXES, grid),)), trials=3)
+    assert len(grid) > job.exhaustive_limit
+    tune(job, again.inline(), store)
+    new = [r.candidate for r in store.load().records if r.inputs == INPUTS_RECIPE and r.measurement]
+    assert new[:3] == [old[1], old[2], old[0]]
