@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of
+from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early
 from .kernel import Kernel
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
@@ -305,10 +305,18 @@ def kernels_of(call: AttentionCall, plan: Plan, modules: Modules) -> Kernels:
     return kernels
 
 
+def merges_early(plan: Plan, tokens: int, heads: int) -> bool:
+    """Whether the merge is launched as a dependent of the attention kernel, in as many programs as that leaves SMs idle."""
+    programs = tokens * -(-heads // int(plan.config["block_h"])) * plan.splits
+    return merge_starts_early(plan.family, programs)
+
+
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
-    """Constants and options of the merge."""
+    """Constants and options of the merge. Launched early, it waits for the parts by itself. Nothing else is launched so: the
+    next call's attention kernel, which may write the same scratch, starts when the merge has ended."""
     parts, dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
-    return {
+    options = {"launch_pdl": True} if merges_early(plan, call.tokens, call.heads) else {}
+    return options | {
         "BLOCK_S": parts,
         "BLOCK_D": dims,
         "UPCAST": interpreting(),

@@ -17,7 +17,8 @@ from generated.target import Target
 def kernels(shape: Shape, entry: Entry, exact: bool) -> tuple[object, ...]:
     plan = launch.make_plan(shape, entry, exact)
     rows = shape.tokens * shape.heads
-    merge = launch.combine_tile(rows, plan.splits) if plan.splits > 1 else ()
+    early = launch.merges_early(plan, shape.tokens, shape.heads)
+    merge = (*launch.combine_tile(rows, plan.splits), early) if plan.splits > 1 else ()
     return (tuple(plan.constants.items()), tuple(plan.options.items()), merge)
 
 
