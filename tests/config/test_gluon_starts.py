@@ -20,6 +20,8 @@ H200 = ARCH.device("h200")
         ("sm90_ws", KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4), 16, {"bf16"}),
         ("sm90_ws_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
         ("sm90_ws_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 16, {"bf16", "fp16"}),
+        ("sm90_pair_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
+        ("sm90_pair_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 8, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 32, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "bf16_d512", 8, 512, 0, 16), 8, {"bf16"}),
     ],
@@ -37,5 +39,5 @@ def test_starts_are_feasible_and_fill_the_device(family: str, spec: KernelSpec, 
 @pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
 def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
     assert set(spaces_of(arch)) == {"portable"}
-    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_few"}
+    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_few"}
     assert set(spaces_of("sm90", gluon=False)) == {"portable"}

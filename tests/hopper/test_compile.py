@@ -22,6 +22,7 @@ NEWER = os.environ.get("KGEN_NEWER_TRITON", "")
 SPECS = {
     "sm90_ws": (KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4096), KernelSpec("sm90", "bf16_d512", 64, 512, 0, 4)),
     "sm90_ws_fp8": (KernelSpec("sm90", "v32", 128, 2048, 64, 256), KernelSpec("sm90", "v4", 64, 128, 256, 4, 512, 64)),
+    "sm90_pair_fp8": (KernelSpec("sm90", "v32", 128, 2048, 64, 256), KernelSpec("sm90", "v4", 64, 128, 256, 64, 512, 64)),
     "sm90_few": (
         KernelSpec("sm90", "v32", 16, 2048, 64, 1), KernelSpec("sm90", "v4", 8, 128, 256, 64, 512, 64),
         KernelSpec("sm90", "bf16_d576", 16, 2048, 0, 4096),

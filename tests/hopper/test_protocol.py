@@ -26,7 +26,9 @@ def barrier_calls(text: str) -> dict[tuple[int, int], str]:
     return found
 
 
-FAMILIES = [("bf16_d576", "sm90_ws"), ("bf16_d576", "sm90_few"), ("v4", "sm90_ws_fp8"), ("v4", "sm90_few")]
+FAMILIES = [
+    ("bf16_d576", "sm90_ws"), ("bf16_d576", "sm90_few"), ("v4", "sm90_ws_fp8"), ("v4", "sm90_few"), ("v4", "sm90_pair_fp8"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layout", "family"), FAMILIES)
