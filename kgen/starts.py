@@ -79,13 +79,17 @@ def _gluon_points(
     heights = sorted(int(v) for v in space.axis("block_h").values if v is not None)
     block_h = next((height for height in heights if height >= spec.heads), heights[-1])
 
+    # what the distance counts by itself, what takes turns, and what follows from the others
+    apart = ("splits", "block_h", "latent", "places")
+
     def distance(candidate: Candidate) -> float:
         values = dict(candidate.tunables)
         block_k, splits = int(values["block_k"] or 64), int(values["splits"] or 1)
         blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
         full = max(1, min(sms // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
-        away = sum(index[name][value] for name, value in values.items() if name not in ("splits", "block_h", "latent"))
-        return away + 2 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
+        away = sum(index[name][value] for name, value in values.items() if name not in apart)
+        rounds = 2 if splits > full else 0  # more items than SMs
+        return away + rounds + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
 
     by_latent: dict[object, list[Candidate]] = {}
     for candidate in sorted(space.feasible(spec, arch, device), key=lambda c: (distance(c), c.slug)):

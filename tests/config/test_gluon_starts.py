@@ -36,6 +36,21 @@ def test_starts_are_feasible_and_fill_the_device(family: str, spec: KernelSpec, 
     assert all(point["splits"] == splits for point in points[: len(latents)])
 
 
+@pytest.mark.parametrize("layout", ["v32", "bf16_d576"])
+@pytest.mark.parametrize("heads", [8, 16])
+@pytest.mark.parametrize(
+    ("tokens", "splits", "consumers"),
+    [(1, 32, 1), (2, 32, 1), (4, 32, 1), (16, 8, 2), (64, 2, 2), (128, 1, 2), (256, 1, 2)],
+)
+def test_few_heads_start_where_the_h200_was_fastest(
+    layout: str, heads: int, tokens: int, splits: int, consumers: int
+) -> None:
+    """One item per SM; one consumer for items of one tile (docs/kernels/sm90_few.md)."""
+    spec = KernelSpec("sm90", layout, heads, 2048, 64 if layout == "v32" else 0, tokens)
+    first = starting_points(spec, spaces_of("sm90")["sm90_few"], ARCH, H200)[0]
+    assert (first["splits"], first["consumers"]) == (splits, consumers)
+
+
 @pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
 def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
     assert set(spaces_of(arch)) == {"portable"}
