@@ -1,7 +1,7 @@
 """What differs between kernel families when one is launched: constants, grid, extra arguments, and what a call must have.
 
 Every family's `attention_kernel` takes the arguments of `launch.attention_args`. The Hopper families are written in Gluon:
-behind those they take the token count and the split count, and they run in a one-dimensional grid.
+behind those they take the token count and the split count.
 """
 
 from __future__ import annotations
