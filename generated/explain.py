@@ -112,7 +112,10 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
         for at, choice in _up_to(shape, target.arch, target.device_class):
             scratch = launch.scratch_bytes(at, choice.entry, choice.exact)
             rows = at.tokens * at.heads
-            merge = combine_tile(rows, MAX_SPLITS) if scratch else None  # few rows have another kernel
+            plan = launch.make_plan(at, choice.entry, choice.exact)
+            # few rows have another merge, and few programs launch theirs early
+            early = launch.merges_early(plan, at.tokens, at.heads)
+            merge = (combine_tile(rows, MAX_SPLITS), early) if scratch else None
             variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
             if variant not in done:
                 done.add(variant)

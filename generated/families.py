@@ -1,7 +1,7 @@
 """What differs between kernel families when one is launched: constants, grid, extra arguments, and what a call must have.
 
 Every family's `attention_kernel` takes the arguments of `launch.attention_args`. The Hopper families are written in Gluon:
-behind those they take the token count and the split count, and they run in a one-dimensional grid.
+behind those they take the token count and the split count.
 """
 
 from __future__ import annotations
@@ -30,21 +30,26 @@ class Family:
     `gluon`: warp-specialised; there is no interpreter for it, and rows are copied 16 bytes at a time, so that a call must be
     `aligned`: tensors that start at a multiple of 16 bytes, strides of q, out and the caches that are multiples of 16
     (elements; bytes for paged caches), which is what Triton can see, and a positive `sm_scale`.
+    `plane`: its programs lie in two dimensions, (token, head block) and split, so that none divides by the split count.
+    `counter`: its kernel takes a pointer to one int32 behind the other arguments, which is 0 when it is `dynamic`.
     """
 
     name: str
     layouts: tuple[str, ...]
     archs: tuple[str, ...] | None  # None: every arch
     gluon: bool
+    plane: bool = False
+    counter: bool = False
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("portable", tuple(LAYOUTS), None, False),
-        Family("sm90_ws", ("bf16_d576", "bf16_d512"), ("sm90",), True),
+        Family("portable", tuple(LAYOUTS), None, False, plane=True),
+        Family("sm90_ws", ("bf16_d576", "bf16_d512"), ("sm90",), True, counter=True),
         Family("sm90_ws_fp8", ("v32", "v4"), ("sm90",), True),
-        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True),
+        Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
+        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True),
     )
 }
 
@@ -93,12 +98,23 @@ def attention_constants(
 
 
 def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:
-    """Programs of one launch. Gluon: items in one dimension, head block fastest, then split, then token; a persistent kernel
-    runs one program per SM at most."""
-    if not family.gluon:
+    """Programs of one launch: (token, head block), the block fastest, by split; or items in one dimension, head block fastest,
+    then split, then token, of which a persistent kernel runs one program per SM at most."""
+    if family.plane:
         return (tokens * head_blocks, splits)
     items = tokens * head_blocks * splits
     return (min(items, sms) if persistent else items,)
+
+
+EARLY_MERGE_PROGRAMS = 64
+"""Half of the SMs of an H200: attention kernels of more programs are merged after they have ended."""
+
+
+def merge_starts_early(family: Family, programs: int) -> bool:
+    """Whether the merge is launched before an attention kernel of `programs` programs ends. Only Gluon families let it
+    (griddepcontrol.launch_dependents), and where few SMs are idle the merge would crowd onto them: 1 token 0.7 us faster, 16
+    tokens in 8 parts 0.7 us slower (docs/kernels/combine.md)."""
+    return family.gluon and programs <= EARLY_MERGE_PROGRAMS
 
 
 def combine_tile(rows: int, splits: int) -> tuple[int, int, int]:

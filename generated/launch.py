@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of
+from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early
 from .kernel import Kernel
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
@@ -271,7 +271,7 @@ def launch(call: AttentionCall, plan: Plan, modules: Modules, workspace: torch.T
     if call.tokens == 0:
         return
     scratch = _scratch_tensors(call, plan, workspace)
-    args = attention_args(call, scratch, plan)
+    args = attention_args(call, scratch, plan, item_counter(call, plan))
     kernels = kernels_of(call, plan, modules)
     kernels.attention(args)
     if plan.splits > 1:
@@ -305,10 +305,18 @@ def kernels_of(call: AttentionCall, plan: Plan, modules: Modules) -> Kernels:
     return kernels
 
 
+def merges_early(plan: Plan, tokens: int, heads: int) -> bool:
+    """Whether the merge is launched as a dependent of the attention kernel, in as many programs as that leaves SMs idle."""
+    programs = tokens * -(-heads // int(plan.config["block_h"])) * plan.splits
+    return merge_starts_early(plan.family, programs)
+
+
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
-    """Constants and options of the merge."""
+    """Constants and options of the merge. Launched early, it waits for the parts by itself. Nothing else is launched so: the
+    next call's attention kernel, which may write the same scratch, starts when the merge has ended."""
     parts, dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
-    return {
+    options = {"launch_pdl": True} if merges_early(plan, call.tokens, call.heads) else {}
+    return options | {
         "BLOCK_S": parts,
         "BLOCK_D": dims,
         "UPCAST": interpreting(),
@@ -321,7 +329,17 @@ def _lengths(view: CacheView, call: AttentionCall) -> tuple[torch.Tensor, int]:
     return (view.indices, 0) if view.lengths is None else (view.lengths, 1)
 
 
-def attention_args(call: AttentionCall, scratch: Scratch, plan: Plan) -> tuple[Any, ...]:
+def item_counter(call: AttentionCall, plan: Plan) -> torch.Tensor | None:
+    """What the programs of a dynamic kernel take their items from: a new 0 in each launch, so that launches on other streams,
+    replays of a graph (which holds the memset) and one that was aborted do not meet in it."""
+    if not (plan.family.counter and plan.config.get("dynamic", False)):
+        return None
+    return torch.zeros(1, dtype=torch.int32, device=call.q.device)
+
+
+def attention_args(
+    call: AttentionCall, scratch: Scratch, plan: Plan, counter: torch.Tensor | None = None
+) -> tuple[Any, ...]:
     """Positional arguments of `attention_kernel`, in its order. A pointer that is not used repeats another tensor, with a
     flag that says so, so that optional arguments do not multiply the compiled variants."""
     main, extra = call.main, call.extra or call.main
@@ -347,6 +365,7 @@ def attention_args(call: AttentionCall, scratch: Scratch, plan: Plan) -> tuple[A
         *call.q_strides, main.index_stride_b, main.index_stride_s, extra.index_stride_b, extra.index_stride_s,
         *call.out_strides, *call.lse_strides, *call.max_logits_strides,
         *((call.tokens, plan.splits) if plan.family.gluon else ()),
+        *((main.indices if counter is None else counter,) if plan.family.counter else ()),
     )
     # fmt: on
 

@@ -24,6 +24,7 @@ from kgen.config import template_root
 from kgen.errors import BuildError, ConfigError
 from kgen.runtime.families import FAMILIES
 from kgen.runtime.layouts import D_V, LAYOUTS, KvLayout
+from kgen.same_code import known_as
 
 HELPERS = ("combine", "cache_ops", "index_ops")
 """Templates beside the attention families."""
@@ -126,16 +127,26 @@ def template_path(family: str) -> Path:
     return path
 
 
-@functools.cache
-def template_hash(family: str) -> str:
-    """First 16 hex digits of the SHA-256 of the template's text and of the layout facts it is rendered with."""
+def text_hash(family: str, text: bytes) -> str:
+    """First 16 hex digits of the SHA-256 of a template's text and of the layout facts it is rendered with."""
     if family in LAYOUT_FREE:
         facts = ""
     elif family in FAMILIES and family not in CHUNK_FAMILIES:
         facts = repr([LAYOUTS[name] for name in FAMILIES[family].layouts])
     else:
         facts = repr([(kv, [chunks_of(kv, width) for width in chunk_choices(kv)]) for kv in LAYOUTS.values()])
-    return hashlib.sha256(template_path(family).read_bytes() + facts.encode()).hexdigest()[:16]
+    return hashlib.sha256(text + facts.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def template_hash(family: str) -> str:
+    """What records of a family are keyed by: the hash of its text, or of an earlier text with the same code."""
+    return known_as(family, text_hash(family, template_path(family).read_bytes()))
+
+
+def render_text(text: str, family: str, layout: str | None, arch: str, chunk: int = 0) -> str:
+    """Any text rendered as a family's template is."""
+    return _squeeze_blank_lines(_environment().from_string(text).render(render_context(family, layout, arch, chunk)))
 
 
 @functools.cache

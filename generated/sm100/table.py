@@ -2,7 +2,7 @@
 
 Templates (hash):
     portable 07323bda6d0dcddd
-    combine 6c4c20e7d0525908
+    combine 62ebead38e8f970c
     cache_ops 19a17b444330d2aa
     index_ops ffa2d885667e243d
 

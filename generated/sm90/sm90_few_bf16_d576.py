@@ -9,20 +9,22 @@ so that the output accumulator takes 4 * HB registers per thread and the kernel 
 
 An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first.
 
-Before the partitions start, four warps load the item's indices and Q together, check the indices, divide them by the page
-size and leave the place of each row in shared memory (`places`, PLACES tiles of 64). An item with more tiles gets the later
-ones from the producer, half of the places at a time. Partitions:
+Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
+warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared memory
+(`places`, PLACES tiles of 64), then Q. An item with more tiles gets the later places from the producer. Partitions:
 
-    producer   PRODUCERS warps   issue cp.async of rows straight into the tiles; nothing to convert
+    producer   PRODUCERS warps: issue cp.async of rows straight into the tiles; nothing to convert
     consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
                maximum and sums; at the end they exchange them, and each writes one half of the output columns
 
 Barriers (count of arrivals per phase):
+    placed           1          consumer 0 -> producer: the first places are there
+    q_there          1          consumer 0 -> consumer 1: Q is there, and so are all of the first PLACES places
     full[stage]      threads of the producer -> consumer: the tile is there (cp.async: one per thread)
     empty[stage]     1          consumer -> producer: done with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
 
-Places that the producer overwrites belong to tiles at least STAGES + 1 before the one that it waited for last.
+The producer writes over places of tiles that the consumers have ended: PLACES is at least twice STAGES.
 
 Validity of a key: its position is below clamp(length, 0, topk) and 0 <= index < slots. A row that is not valid is never
 loaded (masked loads give 0, masked cp.async fills with zero): its bytes may be anything. All control flow depends on item
@@ -43,7 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = '379f27a1b0011469'
+TEMPLATE_HASH = 'c1f7300d960f70b1'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -65,36 +67,33 @@ V_ROPE = gl.constexpr(False)  # they belong to V as well
 
 
 @gluon.jit
-def place_of(item, head_blocks, splits, SPLIT: gl.constexpr):
-    """(token, split, head block) of an item: head blocks fastest, then splits, then tokens."""
-    block = item % head_blocks
-    rest = item // head_blocks
-    if SPLIT:
-        t = rest // splits
-        split = rest % splits
-    else:
-        t = rest
-        split = 0
-    return t, split, block
+def divided(x, by):
+    """x // by. The divisors before the first load are mostly 1, and a division takes longer than all else there."""
+    q = x
+    if by != 1:
+        q = x // by
+    return q
 
 
 @gluon.jit
 def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr):
     """(first tile, number of tiles, tiles of the main cache, length, extra length): the main cache's tiles come first."""
     lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len = lens
-    length = gl.load(lengths + t // len_per, mask=has_len != 0, other=topk)
+    length = gl.load(lengths + divided(t, len_per), mask=has_len != 0, other=topk)
     length = gl.minimum(gl.maximum(length, 0), topk)
     tiles_main = (length + 63) // 64
     tiles = tiles_main
     extra_length = length
     if DUAL:
-        extra_length = gl.load(extra_lengths + t // len_per, mask=has_extra_len != 0, other=extra_topk)
+        extra_length = gl.load(extra_lengths + divided(t, len_per), mask=has_extra_len != 0, other=extra_topk)
         extra_length = gl.minimum(gl.maximum(extra_length, 0), extra_topk)
         tiles = tiles_main + (extra_length + 63) // 64
     first = 0
     count = tiles
     if SPLIT:
-        per_split = (tiles + splits - 1) // splits
+        per_split = 1
+        if tiles > splits:
+            per_split = (tiles + splits - 1) // splits
         first = gl.minimum(split * per_split, tiles)
         count = gl.minimum(per_split, tiles - first)
     return first, count, tiles_main, length, extra_length
@@ -114,6 +113,12 @@ def opaque_zero(i):
     """A 0 that the compiler cannot see through. Used in tile indices: loop-invariant wgmma descriptors would be hoisted out
     of the loop, more than a hundred of them, and spilled."""
     return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [i], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def release_dependents():
+    """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 # ---------------------------------------------------------------------------------------------- places of rows
@@ -162,10 +167,9 @@ def post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL: gl.co
 
 @gluon.jit
 def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
-                WARPS: gl.constexpr):
-    """The producer's part, where an item has more than PLACES tiles: half of the places from `tile` on."""
+                TILES: gl.constexpr, WARPS: gl.constexpr):
+    """The producer's part, where an item has more than PLACES tiles: the places of TILES tiles from `tile` on."""
     span, ids, kv_io, slot_counts = refill
-    TILES: gl.constexpr = PLACES // 2
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     index = load_indices(tile, span, ids, DUAL, TILES, IL)
     post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, TILES, PLACES, IL)
@@ -176,7 +180,7 @@ def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constex
 
 
 @gluon.jit
-def producer(refill, places, tiles, bars, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
     kv, row_stride, extra_kv, extra_row_stride = kv_io
@@ -184,9 +188,10 @@ def producer(refill, places, tiles, bars, STAGES: gl.constexpr, PRODUCERS: gl.co
     left, right, rope = tiles
     LR: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCERS, 1], [1, 0])  # 16 bytes per thread, 128 per row segment
     col = gl.arange(0, 256, gl.SliceLayout(0, LR))
+    mbarrier.wait(placed, 0)
     for j in range(n):
         if (j >= PLACES) & (j % (PLACES // 2) == 0):
-            more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PRODUCERS)
+            more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PLACES // 2, PRODUCERS)
         base = kv
         stride = row_stride.to(gl.int64)
         if DUAL:
@@ -211,9 +216,10 @@ def producer(refill, places, tiles, bars, STAGES: gl.constexpr, PRODUCERS: gl.co
 
 @gluon.jit
 def as_output(tile, ROWS: gl.constexpr, COLS: gl.constexpr, HB: gl.constexpr):
-    """A 16-bit tile [64, COLS] of a stage as fp32 [ROWS, HB]."""
-    buf = reinterpret(tile, gl.float32, [32 * COLS // HB, HB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    return buf.slice(0, ROWS, dim=0)
+    """A 16-bit tile [64, COLS] of a stage as fp32 [ROWS, HB], rows fastest. The swizzle keeps both sides free of bank conflicts:
+    accumulators are written 8 rows x 4 heads at a time, and read 16 bytes to a lane, 4 x 8 rows of 2 heads at a time."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [0, 1])
+    return reinterpret(tile, gl.float32, [32 * COLS // HB // ROWS, ROWS, HB], layout).index(0)
 
 
 @gluon.jit
@@ -242,22 +248,60 @@ def row_pairs(x, HB: gl.constexpr):
 
 
 @gluon.jit
+def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
+                   FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
+                   SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+                   EXTRA_PAGE: gl.constexpr):
+    """Consumer 0, in the warps that asked for the indices and for Q: as these arrive, places and Q go to shared memory."""
+    IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    index0, index1, index2, xl, xr, xo = early
+    span, ids, kv_io, slot_counts = refill
+    first, n, tiles_main, length, extra_length = span
+    post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
+    mbarrier.arrive(placed, count=1)
+    if PLACES > FIRST:
+        if n > FIRST:
+            post_places(index1, FIRST, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
+            if PLACES >= 32:
+                if n > 16:
+                    post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
+    ql, qr, qo = queries
+    ql.index(0).store(xl.to(ql.dtype))
+    qr.index(0).store(xr.to(qr.dtype))
+    if ROPE:
+        qo.index(0).store(xo)
+    fence_async_shared()
+    if CONSUMERS == 2:
+        full, empty, ready_mine, ready_other, q_there = bars
+        mbarrier.arrive(q_there, count=1)
+    consumer(0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16, HB, CONSUMERS, STAGES,
+             ROPES, SPLIT, PLACES)
+
+
+@gluon.jit
 def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16: gl.constexpr, HB: gl.constexpr,
-             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
+             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
     """Consumer W takes every CONSUMERS-th tile of the item."""
     t, split, splits, block, n = item
     left, right, rope = tiles
     ql, qr, qo = queries
     p_latent, p_rope = probs
-    full, empty, ready_mine, ready_other = bars
+    full, empty, ready_mine, ready_other, q_there = bars
     s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out = out_io
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HB, 16])
     HL: gl.constexpr = gl.SliceLayout(0, SL)
-    OL: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
+    # One consumer writes a part's columns as they lie in its accumulators, 32 bytes of fp32 at a time
+    DIRECT: gl.constexpr = SPLIT and CONSUMERS == 1
+    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
     OH: gl.constexpr = gl.SliceLayout(0, OL)
+    if W == 1:
+        mbarrier.wait(q_there, 0)
     own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
     m = gl.full([HB], LOWEST, gl.float32, HL)
-    l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
+    if CONSUMERS == 1:
+        l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
+    else:
+        l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
     al = gl.zeros([256, HB], gl.float32, SL)
     ar = gl.zeros([256, HB], gl.float32, SL)
     for i in range(own):
@@ -270,7 +314,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         s = warpgroup_mma(left.index(st), ql.index(z).permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma(right.index(st), qr.index(z).permute((1, 0)), s, is_async=True)
         if ROPE:
-            s = warpgroup_mma(rope.index(st), qo.index(z).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(rope.index(j % ROPES + z), qo.index(z).permute((1, 0)), s, is_async=True)
         valid = places.index(j % PLACES).load(gl.SliceLayout(1, SL)) >= 0
         s = warpgroup_mma_wait(0, deps=[s])
         x = gl.where(valid[:, None], s * scale_log2, float("-inf"))
@@ -283,45 +327,50 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         ar = ar * alpha[None, :]
         al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
         ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
-        alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
-        p_rows, p_others = row_pairs(p, HB)
-        l = l * alpha_rows + (p_rows + p_others)
+        if CONSUMERS == 1:
+            l = l * alpha + gl.sum(p, 0)
+        else:
+            alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+            p_rows, p_others = row_pairs(p, HB)
+            l = l * alpha_rows + (p_rows + p_others)
         m = m_new
         al, ar = warpgroup_mma_wait(0, deps=[al, ar])
         mbarrier.arrive(empty.index(st), count=1)
 
     # ---- the item's end: accumulators through my last stage, half of the columns for each consumer
     mine = (W + CONSUMERS * (own - 1)) % STAGES
+    mine_rope = (W + CONSUMERS * (own - 1)) % ROPES
     other = mine
+    other_rope = mine_rope
     others = 0
     if CONSUMERS == 2:
         others = n - own
         other = (1 - W + 2 * (others - 1)) % STAGES
-    if own > 0:
+        other_rope = (1 - W + 2 * (others - 1)) % ROPES
+    if (own > 0) & (not DIRECT):
         as_output(left.index(mine), 256, 256, HB).store(al)
         as_output(right.index(mine), 256, 256, HB).store(ar)
-    stats.index(2 * W).store(m)
-    stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
-    if CONSUMERS == 2:
-        mbarrier.arrive(ready_mine, count=1)
-        mbarrier.wait(ready_other, 0)
-    m0 = stats.index(0).load(OH)
-    l0 = stats.index(1).load(OH)
-    top = m0
-    total = l0
     w0 = gl.full([HB], 1.0, gl.float32, OH)
     w1 = w0
     if CONSUMERS == 2:
+        stats.index(2 * W).store(m)
+        stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
+        mbarrier.arrive(ready_mine, count=1)
+        mbarrier.wait(ready_other, 0)
+        m0 = stats.index(0).load(OH)
         m1 = stats.index(2).load(OH)
-        l1 = stats.index(3).load(OH)
         top = gl.maximum(m0, m1)
         w0 = gl.exp2(m0 - top)
         w1 = gl.exp2(m1 - top)
-        total = l0 * w0 + l1 * w1
+        total = stats.index(1).load(OH) * w0 + stats.index(3).load(OH) * w1
+    else:
+        top = gl.convert_layout(m, OH)
+        total = gl.convert_layout(l, OH)
     nothing = total == 0.0
     head = block * HB + gl.arange(0, HB, OH)
-    b = (t // s_q).to(gl.int64)
-    s_pos = (t % s_q).to(gl.int64)
+    batch = divided(t, s_q)
+    b = batch.to(gl.int64)
+    s_pos = (t - batch * s_q).to(gl.int64)
     # a NaN key leaves no trace in a maximum, but it does in the sum
     true_max = gl.where(total == total, gl.where(top == LOWEST, float("-inf"), top), float("nan"))
     lse2 = gl.where(nothing, float("-inf"), top + gl.log2(total))
@@ -346,11 +395,17 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         col = gl.arange(0, 256, gl.SliceLayout(1, OL))
         if W == 0:
             d = dim_of(col, 0)
-            o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            if DIRECT:
+                o = al * w_mine[None, :]
+            else:
+                o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
             write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
         if W == CONSUMERS - 1:
             d = dim_of(col, 1)
-            o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            if DIRECT:
+                o = ar * w_mine[None, :]
+            else:
+                o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
             write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
 
 
@@ -400,14 +455,17 @@ def attention_kernel(
     PRODUCERS: gl.constexpr,  # warps that gather
     ROWS: gl.constexpr,  # not used: bf16 rows go by cp.async
     FP16: gl.constexpr,  # not used: bf16 rows stay bf16
-    STAGED: gl.constexpr,  # not used
-    PLACES: gl.constexpr,  # tiles whose rows' places are in shared memory: 8, 16 or 32
+    GROUPS: gl.constexpr,  # not used
+    PLACES: gl.constexpr,  # tiles whose rows' places are in shared memory: 4, 8, 16 or 32, at least twice STAGES
     DUAL: gl.constexpr,  # a second cache under the same softmax
     SPLIT: gl.constexpr,  # write normalised parts for combine.py
     PAGE: gl.constexpr,  # 0: page, else the exact number; likewise the next
     EXTRA_PAGE: gl.constexpr,
 ):
     KT: gl.constexpr = gl.bfloat16
+    WARPS: gl.constexpr = PRODUCERS // GROUPS
+    # Rope tiles that are on their way or in use: those of the stages
+    ROPES: gl.constexpr = STAGES
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32
     VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -415,19 +473,27 @@ def attention_kernel(
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
 
+    if SPLIT:
+        release_dependents()
     # What everything waits for: the item's length, then its indices, and Q beside them.
     head_blocks = (n_heads + HB - 1) // HB
-    t, split, block = place_of(gl.program_id(0), head_blocks, splits, SPLIT)
+    t = divided(gl.program_id(0), head_blocks)
+    block = gl.program_id(0) - t * head_blocks
+    split = gl.program_id(1)
     lens = (lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len)
     first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT)
     span = (first, n, tiles_main, length, extra_length)
-    b = (t // s_q).to(gl.int64)
-    s_pos = (t % s_q).to(gl.int64)
+    batch = divided(t, s_q)
+    b = batch.to(gl.int64)
+    s_pos = (t - batch * s_q).to(gl.int64)
     main_ids = indices + b * idx_stride_b + s_pos * idx_stride_s
     ids = (main_ids, main_ids)
     if DUAL:
         ids = (main_ids, extra_indices + b * extra_idx_stride_b + s_pos * extra_idx_stride_s)
-    index0 = load_indices(0, span, ids, DUAL, 8, IL)
+    # The producers start when the first of these are there. They ask for a later tile's when a consumer has ended a tile, which
+    # it began behind all of them: STAGES + 2 tiles on at most.
+    FIRST: gl.constexpr = 8 if PLACES >= 8 else PLACES
+    index0 = load_indices(0, span, ids, DUAL, FIRST, IL)
     index1 = index0
     index2 = index0
     if PLACES >= 16:
@@ -448,14 +514,15 @@ def attention_kernel(
     qr = gl.allocate_shared_memory(KT, [1, HB, 256], TILE)
     rope = left
     qo = ql
+    xo = xl
     if ROPE:
-        rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], TILE)
+        rope = gl.allocate_shared_memory(gl.bfloat16, [ROPES, 64, 64], TILE)
         qo = gl.allocate_shared_memory(gl.bfloat16, [1, HB, 64], TILE)
         xo = gl.load(row + (LATENT + gl.arange(0, 64, gl.SliceLayout(0, BL)))[None, :], mask=mask, other=0.0)
     places = gl.allocate_shared_memory(gl.int32, [PLACES, 64], VEC)
     feet = places
     stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)
-    full = new_barriers(STAGES, 32 * PRODUCERS)
+    full = new_barriers(STAGES, 32 * WARPS)
     empty = new_barriers(STAGES, 1)
     p0 = gl.allocate_shared_memory(KT, [64, HB], PL)
     probs0 = (p0, p0)
@@ -463,19 +530,6 @@ def attention_kernel(
     slot_counts = (slots, extra_slots)
     kv_io = (kv, page_stride, extra_kv, extra_page_stride)
     tiles_out = (left, right, rope)
-    post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
-    if PLACES >= 16:
-        if n > 8:
-            post_places(index1, 8, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
-    if PLACES >= 32:
-        if n > 16:
-            post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
-    ql.index(0).store(xl.to(KT))
-    qr.index(0).store(xr.to(KT))
-    if ROPE:
-        qo.index(0).store(xo)
-    fence_async_shared()
-
     item = (t, split, splits, block, n)
     out_io = (s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out)
     stat_io = (lse, lse_stride_b, lse_stride_s, lse_stride_h, max_logits, max_stride_b, max_stride_s, max_stride_h, part_lse, part_max,
@@ -483,29 +537,32 @@ def attention_kernel(
     sink_io = (sink, has_sink)
     tiles = (left, right, rope)
     queries = (ql, qr, qo)
+    early = (index0, index1, index2, xl, xr, xo)
+    placed = new_barriers(1, 1).index(0)
     refill = (span, ids, kv_io, slot_counts)
     # Registers per thread: 64 K over all warps. The default partition, consumer 0, gets what the others leave.
     R_PRODUCER: gl.constexpr = 72
     R_CONSUMER: gl.constexpr = 216
 
     if CONSUMERS == 2:
+        q_there = new_barriers(1, 1).index(0)
         ready0 = new_barriers(1, 1)
         ready1 = new_barriers(1, 1)
         p1 = gl.allocate_shared_memory(KT, [64, HB], PL)
         probs1 = (p1, p1)
-        bars0 = (full, empty, ready0.index(0), ready1.index(0))
-        bars1 = (full, empty, ready1.index(0), ready0.index(0))
+        bars0 = (full, empty, ready0.index(0), ready1.index(0), q_there)
+        bars1 = (full, empty, ready1.index(0), ready0.index(0), q_there)
         gl.warp_specialize([
-            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
+            (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
+                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
             (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
-            (producer, (refill, places, tiles_out, (full, empty), STAGES, PRODUCERS, DUAL, PLACES)),
-        ], [4, PRODUCERS], [R_CONSUMER, R_PRODUCER])
+                        ROPES, SPLIT, PLACES)),
+            (producer, (refill, places, tiles_out, (full, empty), placed, STAGES, PRODUCERS, DUAL, PLACES)),
+        ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
-        bars = (full, empty, full.index(0), full.index(0))
+        bars = (full, empty, full.index(0), full.index(0), full.index(0))
         gl.warp_specialize([
-            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
-            (producer, (refill, places, tiles_out, (full, empty), STAGES, PRODUCERS, DUAL, PLACES)),
-        ], [PRODUCERS], [R_PRODUCER])
+            (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
+                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+            (producer, (refill, places, tiles_out, (full, empty), placed, STAGES, PRODUCERS, DUAL, PLACES)),
+        ], [WARPS], [R_PRODUCER])

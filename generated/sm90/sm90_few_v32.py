@@ -9,20 +9,23 @@ so that the output accumulator takes 4 * HB registers per thread and the kernel 
 
 An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first.
 
-Before the partitions start, four warps load the item's indices and Q together, check the indices, divide them by the page
-size and leave the place of each row in shared memory (`places`, PLACES tiles of 64). An item with more tiles gets the later
-ones from the producer, half of the places at a time. Partitions:
+Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
+warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared memory
+(`places`, PLACES tiles of 64), then Q. An item with more tiles gets the later places from the producer. Partitions:
 
-    producer   PRODUCERS warps   gather rows, convert them to 16 bits, publish tiles; rope goes by cp.async
+    producer   PRODUCERS warps in 1 or 2 groups that take turns at the tiles: gather rows into registers, convert them to
+               16 bits, publish tiles. Rope goes by cp.async into places of its own, a tile of the group ahead
     consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
                maximum and sums; at the end they exchange them, and each writes one half of the output columns
 
 Barriers (count of arrivals per phase):
-    full[stage]      1 + threads of the producer -> consumer: the tile is there (converted part: 1; cp.async: one per thread)
+    placed           1          consumer 0 -> producer: the first places are there
+    q_there          1          consumer 0 -> consumer 1: Q is there, and so are all of the first PLACES places
+    full[stage]      1 + threads of a group -> consumer: the tile is there (converted part: 1; cp.async: one per thread)
     empty[stage]     1          consumer -> producer: done with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
 
-Places that the producer overwrites belong to tiles at least STAGES + 1 before the one that it waited for last.
+The producer writes over places of tiles that the consumers have ended: PLACES is at least twice STAGES.
 
 Validity of a key: its position is below clamp(length, 0, topk) and 0 <= index < slots. A row that is not valid is never
 loaded (masked loads give 0, masked cp.async fills with zero): its bytes may be anything. All control flow depends on item
@@ -43,7 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = '379f27a1b0011469'
+TEMPLATE_HASH = 'c1f7300d960f70b1'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -70,36 +73,33 @@ LANES_PER_GROUP = gl.constexpr(8)  # of which so many share a scale
 
 
 @gluon.jit
-def place_of(item, head_blocks, splits, SPLIT: gl.constexpr):
-    """(token, split, head block) of an item: head blocks fastest, then splits, then tokens."""
-    block = item % head_blocks
-    rest = item // head_blocks
-    if SPLIT:
-        t = rest // splits
-        split = rest % splits
-    else:
-        t = rest
-        split = 0
-    return t, split, block
+def divided(x, by):
+    """x // by. The divisors before the first load are mostly 1, and a division takes longer than all else there."""
+    q = x
+    if by != 1:
+        q = x // by
+    return q
 
 
 @gluon.jit
 def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr):
     """(first tile, number of tiles, tiles of the main cache, length, extra length): the main cache's tiles come first."""
     lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len = lens
-    length = gl.load(lengths + t // len_per, mask=has_len != 0, other=topk)
+    length = gl.load(lengths + divided(t, len_per), mask=has_len != 0, other=topk)
     length = gl.minimum(gl.maximum(length, 0), topk)
     tiles_main = (length + 63) // 64
     tiles = tiles_main
     extra_length = length
     if DUAL:
-        extra_length = gl.load(extra_lengths + t // len_per, mask=has_extra_len != 0, other=extra_topk)
+        extra_length = gl.load(extra_lengths + divided(t, len_per), mask=has_extra_len != 0, other=extra_topk)
         extra_length = gl.minimum(gl.maximum(extra_length, 0), extra_topk)
         tiles = tiles_main + (extra_length + 63) // 64
     first = 0
     count = tiles
     if SPLIT:
-        per_split = (tiles + splits - 1) // splits
+        per_split = 1
+        if tiles > splits:
+            per_split = (tiles + splits - 1) // splits
         first = gl.minimum(split * per_split, tiles)
         count = gl.minimum(per_split, tiles - first)
     return first, count, tiles_main, length, extra_length
@@ -122,6 +122,12 @@ def opaque_zero(i):
     """A 0 that the compiler cannot see through. Used in tile indices: loop-invariant wgmma descriptors would be hoisted out
     of the loop, more than a hundred of them, and spilled."""
     return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [i], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def release_dependents():
+    """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -237,10 +243,9 @@ def post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL: gl.co
 
 @gluon.jit
 def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
-                WARPS: gl.constexpr):
-    """The producer's part, where an item has more than PLACES tiles: half of the places from `tile` on."""
+                TILES: gl.constexpr, WARPS: gl.constexpr):
+    """The producer's part, where an item has more than PLACES tiles: the places of TILES tiles from `tile` on."""
     span, ids, kv_io, slot_counts = refill
-    TILES: gl.constexpr = PLACES // 2
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     index = load_indices(tile, span, ids, DUAL, TILES, IL)
     post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, TILES, PLACES, IL)
@@ -271,80 +276,10 @@ def fetch_piece(piece, exists, places, feet, base, L3: gl.constexpr):
     word = gl.expand_dims(gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, L3))), 0), 1)
     words = base.to(gl.pointer_type(gl.int32), bitcast=True)
     # the lane's part of the address first: it does not change from row to row
-    raw = gl.load((words + (gl.expand_dims(lane, 2) * 4 + word)) + gl.expand_dims(offset * 4, 2), mask=gl.expand_dims(valid, 2), other=0)
+    raw = gl.load((words + (gl.expand_dims(lane, 2) * 4 + word)) + gl.expand_dims(offset * 4, 2), mask=gl.expand_dims(valid, 2), other=0, cache_modifier=".cg")
     scales = base.to(gl.pointer_type(gl.float32), bitcast=True)
-    scale = gl.load((scales + (SCALE_OFFSET // 4 + lane // LANES_PER_GROUP)) + offset * 4, mask=valid, other=0.0)
+    scale = gl.load((scales + (SCALE_OFFSET // 4 + lane // LANES_PER_GROUP)) + offset * 4, mask=valid, other=0.0, cache_modifier=".cg")
     return raw, scale
-
-
-@gluon.jit
-def stage_piece(piece, at, exists, places, base, staged, PRODUCERS: gl.constexpr):
-    """The same by cp.async into shared memory: no register waits for it, so that a whole tile can be on its way."""
-    rows, scales = staged
-    L2: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [PRODUCERS, 1], [1, 0])
-    offset = places.index(piece).load(gl.SliceLayout(1, L2))[:, None]
-    col = gl.arange(0, 128, gl.SliceLayout(0, L2))[None, :]
-    valid = (offset >= 0) & exists
-    words = base.to(gl.pointer_type(gl.int32), bitcast=True)
-    copy_async(rows.index(at), (words + col) + offset * 4, mask=valid & (col < LANES * 4))
-    L1: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [PRODUCERS, 1], [1, 0])
-    offset = places.index(piece).load(gl.SliceLayout(1, L1))[:, None]
-    lane = gl.arange(0, 32, gl.SliceLayout(0, L1))[None, :]
-    factors = base.to(gl.pointer_type(gl.float32), bitcast=True)
-    copy_async(scales.index(at), (factors + (SCALE_OFFSET // 4 + lane // LANES_PER_GROUP)) + offset * 4, mask=(offset >= 0) & exists)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def fetch_scale(piece, exists, places, feet, base, L3: gl.constexpr):
-    """Each lane's scale of a piece, where it does not go by cp.async: a byte."""
-    IL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L3))
-    lane = gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, L3))), 0)
-    valid = (gl.expand_dims(places.index(piece).load(IL), 1) >= 0) & exists & (lane < LANES)
-    return gl.load((base + lane // LANES_PER_GROUP) + gl.expand_dims(feet.index(piece).load(IL), 1), mask=valid, other=0)
-
-
-@gluon.jit
-def produce_staged(refill, places, feet, tiles, bars, staged, ROWS: gl.constexpr, STAGES: gl.constexpr, PRODUCERS: gl.constexpr,
-                   FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
-                   L3: gl.constexpr):
-    """A piece of the next tile is asked for as soon as the same piece of this tile has left its place."""
-    PIECES: gl.constexpr = 64 // ROWS
-    RW: gl.constexpr = 4 if ROWS // PRODUCERS >= 4 else ROWS // PRODUCERS
-    L2: gl.constexpr = gl.BlockedLayout([RW, 4], [1, 32], [PRODUCERS, 1], [1, 0])
-    LR: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [PRODUCERS, 1], [1, 0])
-    VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    span, ids, kv_io, slot_counts = refill
-    first, n, tiles_main, length, extra_length = span
-    full, empty = bars
-    left, right, rope = tiles
-    rows, scales = staged
-    pieces = reinterpret(places, gl.int64, [PLACES * PIECES, ROWS], VEC)
-    foot_pieces = reinterpret(feet, gl.int64, [PLACES * PIECES, ROWS], VEC)
-    base = cache_of(first, tiles_main, kv_io, DUAL)
-    for q in gl.static_range(PIECES):
-        stage_piece(q, q, True, pieces, base, staged, PRODUCERS)
-    for j in range(n):
-        st = j % STAGES
-        next_j = gl.minimum(j + 1, n - 1)
-        exists = j + 1 < n  # else nothing is loaded
-        if exists & (next_j >= PLACES) & (next_j % (PLACES // 2) == 0):
-            more_places(next_j, refill, places, feet, DUAL, PAGE, EXTRA_PAGE, PLACES, PRODUCERS)
-        mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
-        # before the next tile's rows, since the arrival waits for all copies that the thread has asked for
-        base = cache_of(first + j, tiles_main, kv_io, DUAL)
-        next_base = cache_of(first + next_j, tiles_main, kv_io, DUAL)
-        copy_rope(places.index(j % PLACES), base, rope.index(st), LR)
-        async_copy.mbarrier_arrive(full.index(st), increment_count=False)
-        async_copy.commit_group()
-        for q in gl.static_range(PIECES):
-            # groups on their way: the later pieces of this tile, its rope, the earlier pieces of the next
-            async_copy.wait_group(PIECES)
-            raw = gl.convert_layout(rows.index(q).load(L2).reshape([ROWS, 32, 4]), L3)
-            scale = scales.index(q).load(gl.SliceLayout(2, L3))
-            stage_piece((next_j % PLACES) * PIECES + q, q, exists, pieces, next_base, staged, PRODUCERS)
-            convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, FP16)
-        mbarrier.arrive(full.index(st), count=1)  # no proxy fence here: the consumer fences after its wait
 
 
 @gluon.jit
@@ -370,62 +305,70 @@ def copy_rope(place, base, rope, LR: gl.constexpr):
 
 
 @gluon.jit
-def produce_piece(j, raw, scale, refill, places, feet, tiles, bars, q: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-                  PRODUCERS: gl.constexpr, FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr,
-                  PLACES: gl.constexpr, L3: gl.constexpr):
-    """Start the loads of the next piece of the item, then convert and publish this one."""
+def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr,
+          WARPS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+    """Start the loads of piece q of tile j, and with the first piece the copies of the tile's rope."""
     PIECES: gl.constexpr = 64 // ROWS
-    LR: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [PRODUCERS, 1], [1, 0])
+    RW: gl.constexpr = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
+    L3: gl.constexpr = gl.BlockedLayout([RW, 1, 4], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
+    LR: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0])
     VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
-    full, empty = bars
-    left, right, rope = tiles
-    st = j % STAGES
-    next_j = j
-    exists = True
-    if q == PIECES - 1:
-        next_j = gl.minimum(j + 1, n - 1)
-        exists = j + 1 < n  # else nothing is loaded
-        if exists & (next_j >= PLACES) & (next_j % (PLACES // 2) == 0):
-            more_places(next_j, refill, places, feet, DUAL, PAGE, EXTRA_PAGE, PLACES, PRODUCERS)
-    # one piece in registers while the next is on its way; more would share scoreboards and wait for each other
+    exists = j < n  # else nothing is loaded
+    at = gl.where(exists, j, j - GROUPS)  # a tile of the group in any case: another's places may be changing
+    base = cache_of(first + at, tiles_main, kv_io, DUAL)
     pieces = reinterpret(places, gl.int64, [PLACES * PIECES, ROWS], VEC)
     foot_pieces = reinterpret(feet, gl.int64, [PLACES * PIECES, ROWS], VEC)
-    raw_next, scale_next = fetch_piece((next_j % PLACES) * PIECES + (q + 1) % PIECES, exists, pieces, foot_pieces,
-                                       cache_of(first + next_j, tiles_main, kv_io, DUAL), L3)
+    raw, scale = fetch_piece((at % PLACES) * PIECES + q, exists, pieces, foot_pieces, base, L3)
     if q == 0:
-        mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
-        copy_rope(places.index(j % PLACES), cache_of(first + j, tiles_main, kv_io, DUAL), rope.index(st), LR)
-        async_copy.mbarrier_arrive(full.index(st), increment_count=False)
-    convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, FP16)
-    if q == PIECES - 1:
-        mbarrier.arrive(full.index(st), count=1)  # no proxy fence here: the consumer fences after its wait
-    return raw_next, scale_next
+        if exists:
+            copy_rope(places.index(at % PLACES), base, rope.index(j % ROPES), LR)
+    return raw, scale
 
 
 @gluon.jit
-def producer(refill, places, feet, tiles, bars, staged, STAGED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, FP16: gl.constexpr,
-             DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
+def produce_piece(j, raw, scale, refill, places, feet, tiles, bars, q: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+                  GROUPS: gl.constexpr, ROPES: gl.constexpr, WARPS: gl.constexpr, REFILL: gl.constexpr, FP16: gl.constexpr,
+                  DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
+    """Convert and publish a piece, then start the loads of the group's next one into the same registers."""
+    PIECES: gl.constexpr = 64 // ROWS
+    full, empty = bars
+    left, right, rope = tiles
+    st = j % STAGES
+    if q == 0:
+        mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
+    convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, FP16)
+    if q == PIECES - 1:
+        # The rope's copies were asked for with the first rows, into a place of their own, so that their latency does not
+        # begin when the stage is empty. No proxy fence here: the consumer fences after its wait.
+        async_copy.mbarrier_arrive(full.index(st), increment_count=False)
+        mbarrier.arrive(full.index(st), count=1)
+        next_j = j + GROUPS
+        if (next_j >= PLACES) & (next_j < refill[0][1]) & (next_j % REFILL == 0):
+            more_places(next_j, refill, places, feet, DUAL, PAGE, EXTRA_PAGE, PLACES, REFILL, WARPS)
+        return fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+    else:
+        return fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+
+
+@gluon.jit
+def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+             ROPES: gl.constexpr, WARPS: gl.constexpr, FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+             EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
+    """Group G of GROUPS takes every GROUPS-th tile. A warp never waits for a row while it asks for later ones: ptxas gives
+    loads that overlap within a warp one scoreboard, so that the wait for the older would be one for the younger as well."""
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
-    PIECES: gl.constexpr = 64 // ROWS
-    RW: gl.constexpr = 4 if ROWS // PRODUCERS >= 4 else ROWS // PRODUCERS
-    L3: gl.constexpr = gl.BlockedLayout([RW, 1, 4], [1, 32, 1], [PRODUCERS, 1, 1], [2, 1, 0])
-    VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    if STAGED:
-        if n > 0:
-            produce_staged(refill, places, feet, tiles, bars, staged, ROWS, STAGES, PRODUCERS, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES, L3)
-    elif n > 0:
-        pieces = reinterpret(places, gl.int64, [PLACES * PIECES, ROWS], VEC)
-        foot_pieces = reinterpret(feet, gl.int64, [PLACES * PIECES, ROWS], VEC)
-        raw, scale = fetch_piece(0, True, pieces, foot_pieces, cache_of(first, tiles_main, kv_io, DUAL), L3)
-        # unrolled, so that the two register sets swap names without moves: moving a register that a load is still
-        # filling would stall the warp
-        for j in range(n):
-            for q in gl.static_range(PIECES):
-                raw, scale = produce_piece(j, raw, scale, refill, places, feet, tiles, bars, q, ROWS, STAGES, PRODUCERS, FP16, DUAL,
-                                           PAGE, EXTRA_PAGE, PLACES, L3)
+    left, right, rope = tiles
+    REFILL: gl.constexpr = PLACES // 2 if GROUPS == 1 else 1  # tiles whose places are looked up at a time
+    if n > G:
+        mbarrier.wait(placed, 0)
+        raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        for i in range((n - G + GROUPS - 1) // GROUPS):
+            for q in gl.static_range(64 // ROWS):
+                raw, scale = produce_piece(GROUPS * i + G, raw, scale, refill, places, feet, tiles, bars, q, ROWS, STAGES,
+                                           GROUPS, ROPES, WARPS, REFILL, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)
 
 
 # ---------------------------------------------------------------------------------------------- consumers
@@ -433,9 +376,10 @@ def producer(refill, places, feet, tiles, bars, staged, STAGED: gl.constexpr, RO
 
 @gluon.jit
 def as_output(tile, ROWS: gl.constexpr, COLS: gl.constexpr, HB: gl.constexpr):
-    """A 16-bit tile [64, COLS] of a stage as fp32 [ROWS, HB]."""
-    buf = reinterpret(tile, gl.float32, [32 * COLS // HB, HB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    return buf.slice(0, ROWS, dim=0)
+    """A 16-bit tile [64, COLS] of a stage as fp32 [ROWS, HB], rows fastest. The swizzle keeps both sides free of bank conflicts:
+    accumulators are written 8 rows x 4 heads at a time, and read 16 bytes to a lane, 4 x 8 rows of 2 heads at a time."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [0, 1])
+    return reinterpret(tile, gl.float32, [32 * COLS // HB // ROWS, ROWS, HB], layout).index(0)
 
 
 @gluon.jit
@@ -464,22 +408,60 @@ def row_pairs(x, HB: gl.constexpr):
 
 
 @gluon.jit
+def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
+                   FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
+                   SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+                   EXTRA_PAGE: gl.constexpr):
+    """Consumer 0, in the warps that asked for the indices and for Q: as these arrive, places and Q go to shared memory."""
+    IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    index0, index1, index2, xl, xr, xo = early
+    span, ids, kv_io, slot_counts = refill
+    first, n, tiles_main, length, extra_length = span
+    post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
+    mbarrier.arrive(placed, count=1)
+    if PLACES > FIRST:
+        if n > FIRST:
+            post_places(index1, FIRST, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
+            if PLACES >= 32:
+                if n > 16:
+                    post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
+    ql, qr, qo = queries
+    ql.index(0).store(xl.to(ql.dtype))
+    qr.index(0).store(xr.to(qr.dtype))
+    if ROPE:
+        qo.index(0).store(xo)
+    fence_async_shared()
+    if CONSUMERS == 2:
+        full, empty, ready_mine, ready_other, q_there = bars
+        mbarrier.arrive(q_there, count=1)
+    consumer(0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16, HB, CONSUMERS, STAGES,
+             ROPES, SPLIT, PLACES)
+
+
+@gluon.jit
 def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16: gl.constexpr, HB: gl.constexpr,
-             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
+             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
     """Consumer W takes every CONSUMERS-th tile of the item."""
     t, split, splits, block, n = item
     left, right, rope = tiles
     ql, qr, qo = queries
     p_latent, p_rope = probs
-    full, empty, ready_mine, ready_other = bars
+    full, empty, ready_mine, ready_other, q_there = bars
     s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out = out_io
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HB, 16])
     HL: gl.constexpr = gl.SliceLayout(0, SL)
-    OL: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
+    # One consumer writes a part's columns as they lie in its accumulators, 32 bytes of fp32 at a time
+    DIRECT: gl.constexpr = SPLIT and CONSUMERS == 1
+    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
     OH: gl.constexpr = gl.SliceLayout(0, OL)
+    if W == 1:
+        mbarrier.wait(q_there, 0)
     own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
     m = gl.full([HB], LOWEST, gl.float32, HL)
-    l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
+    if CONSUMERS == 1:
+        l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
+    else:
+        l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
     al = gl.zeros([256, HB], gl.float32, SL)
     ar = gl.zeros([256, HB], gl.float32, SL)
     for i in range(own):
@@ -492,7 +474,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         s = warpgroup_mma(left.index(st), ql.index(z).permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma(right.index(st), qr.index(z).permute((1, 0)), s, is_async=True)
         if ROPE:
-            s = warpgroup_mma(rope.index(st), qo.index(z).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(rope.index(j % ROPES + z), qo.index(z).permute((1, 0)), s, is_async=True)
         valid = places.index(j % PLACES).load(gl.SliceLayout(1, SL)) >= 0
         s = warpgroup_mma_wait(0, deps=[s])
         x = gl.where(valid[:, None], s * scale_log2, float("-inf"))
@@ -505,45 +487,50 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         ar = ar * alpha[None, :]
         al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
         ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
-        alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
-        p_rows, p_others = row_pairs(p, HB)
-        l = l * alpha_rows + (p_rows + p_others)
+        if CONSUMERS == 1:
+            l = l * alpha + gl.sum(p, 0)
+        else:
+            alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+            p_rows, p_others = row_pairs(p, HB)
+            l = l * alpha_rows + (p_rows + p_others)
         m = m_new
         al, ar = warpgroup_mma_wait(0, deps=[al, ar])
         mbarrier.arrive(empty.index(st), count=1)
 
     # ---- the item's end: accumulators through my last stage, half of the columns for each consumer
     mine = (W + CONSUMERS * (own - 1)) % STAGES
+    mine_rope = (W + CONSUMERS * (own - 1)) % ROPES
     other = mine
+    other_rope = mine_rope
     others = 0
     if CONSUMERS == 2:
         others = n - own
         other = (1 - W + 2 * (others - 1)) % STAGES
-    if own > 0:
+        other_rope = (1 - W + 2 * (others - 1)) % ROPES
+    if (own > 0) & (not DIRECT):
         as_output(left.index(mine), 256, 256, HB).store(al)
         as_output(right.index(mine), 256, 256, HB).store(ar)
-    stats.index(2 * W).store(m)
-    stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
-    if CONSUMERS == 2:
-        mbarrier.arrive(ready_mine, count=1)
-        mbarrier.wait(ready_other, 0)
-    m0 = stats.index(0).load(OH)
-    l0 = stats.index(1).load(OH)
-    top = m0
-    total = l0
     w0 = gl.full([HB], 1.0, gl.float32, OH)
     w1 = w0
     if CONSUMERS == 2:
+        stats.index(2 * W).store(m)
+        stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
+        mbarrier.arrive(ready_mine, count=1)
+        mbarrier.wait(ready_other, 0)
+        m0 = stats.index(0).load(OH)
         m1 = stats.index(2).load(OH)
-        l1 = stats.index(3).load(OH)
         top = gl.maximum(m0, m1)
         w0 = gl.exp2(m0 - top)
         w1 = gl.exp2(m1 - top)
-        total = l0 * w0 + l1 * w1
+        total = stats.index(1).load(OH) * w0 + stats.index(3).load(OH) * w1
+    else:
+        top = gl.convert_layout(m, OH)
+        total = gl.convert_layout(l, OH)
     nothing = total == 0.0
     head = block * HB + gl.arange(0, HB, OH)
-    b = (t // s_q).to(gl.int64)
-    s_pos = (t % s_q).to(gl.int64)
+    batch = divided(t, s_q)
+    b = batch.to(gl.int64)
+    s_pos = (t - batch * s_q).to(gl.int64)
     # a NaN key leaves no trace in a maximum, but it does in the sum
     true_max = gl.where(total == total, gl.where(top == LOWEST, float("-inf"), top), float("nan"))
     lse2 = gl.where(nothing, float("-inf"), top + gl.log2(total))
@@ -568,11 +555,17 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         col = gl.arange(0, 256, gl.SliceLayout(1, OL))
         if W == 0:
             d = dim_of(col, 0)
-            o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            if DIRECT:
+                o = al * w_mine[None, :]
+            else:
+                o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
             write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
         if W == CONSUMERS - 1:
             d = dim_of(col, 1)
-            o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+            if DIRECT:
+                o = ar * w_mine[None, :]
+            else:
+                o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
             write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
 
 
@@ -620,16 +613,19 @@ def attention_kernel(
     CONSUMERS: gl.constexpr,  # 2, or 1 where an item is a tile or two
     STAGES: gl.constexpr,  # tiles in shared memory, at least CONSUMERS
     PRODUCERS: gl.constexpr,  # warps that gather
-    ROWS: gl.constexpr,  # rows that the producer keeps in registers while the next ones load
+    ROWS: gl.constexpr,  # rows of a tile that a group holds in registers at a time
     FP16: gl.constexpr,  # latent part in fp16: only for scales in [6e-5, 146]; else bf16, right for every scale
-    STAGED: gl.constexpr,  # rows wait for their conversion in shared memory, not in registers
-    PLACES: gl.constexpr,  # tiles whose rows' places are in shared memory: 8, 16 or 32
+    GROUPS: gl.constexpr,  # partitions that the producer's warps form, which take turns at the tiles
+    PLACES: gl.constexpr,  # tiles whose rows' places are in shared memory: 4, 8, 16 or 32, at least twice STAGES
     DUAL: gl.constexpr,  # a second cache under the same softmax
     SPLIT: gl.constexpr,  # write normalised parts for combine.py
     PAGE: gl.constexpr,  # 0: page, else the exact number; likewise the next
     EXTRA_PAGE: gl.constexpr,
 ):
     KT: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
+    WARPS: gl.constexpr = PRODUCERS // GROUPS
+    # Rope tiles that are on their way or in use: those of the stages, and one that each group has asked for ahead
+    ROPES: gl.constexpr = STAGES + GROUPS
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32
     VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -637,19 +633,27 @@ def attention_kernel(
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
 
+    if SPLIT:
+        release_dependents()
     # What everything waits for: the item's length, then its indices, and Q beside them.
     head_blocks = (n_heads + HB - 1) // HB
-    t, split, block = place_of(gl.program_id(0), head_blocks, splits, SPLIT)
+    t = divided(gl.program_id(0), head_blocks)
+    block = gl.program_id(0) - t * head_blocks
+    split = gl.program_id(1)
     lens = (lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len)
     first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT)
     span = (first, n, tiles_main, length, extra_length)
-    b = (t // s_q).to(gl.int64)
-    s_pos = (t % s_q).to(gl.int64)
+    batch = divided(t, s_q)
+    b = batch.to(gl.int64)
+    s_pos = (t - batch * s_q).to(gl.int64)
     main_ids = indices + b * idx_stride_b + s_pos * idx_stride_s
     ids = (main_ids, main_ids)
     if DUAL:
         ids = (main_ids, extra_indices + b * extra_idx_stride_b + s_pos * extra_idx_stride_s)
-    index0 = load_indices(0, span, ids, DUAL, 8, IL)
+    # The producers start when the first of these are there. They ask for a later tile's when a consumer has ended a tile, which
+    # it began behind all of them: STAGES + 2 tiles on at most.
+    FIRST: gl.constexpr = 8 if PLACES >= 8 else PLACES
+    index0 = load_indices(0, span, ids, DUAL, FIRST, IL)
     index1 = index0
     index2 = index0
     if PLACES >= 16:
@@ -670,19 +674,15 @@ def attention_kernel(
     qr = gl.allocate_shared_memory(KT, [1, HB, 256], TILE)
     rope = left
     qo = ql
+    xo = xl
     if ROPE:
-        rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], TILE)
+        rope = gl.allocate_shared_memory(gl.bfloat16, [ROPES, 64, 64], TILE)
         qo = gl.allocate_shared_memory(gl.bfloat16, [1, HB, 64], TILE)
         xo = gl.load(row + (LATENT + gl.arange(0, 64, gl.SliceLayout(0, BL)))[None, :], mask=mask, other=0.0)
     places = gl.allocate_shared_memory(gl.int64, [PLACES, 64], VEC)
     feet = places
-    staged = (places, places)
-    if STAGED:
-        raw_rows = gl.allocate_shared_memory(gl.int32, [64 // ROWS, ROWS, 128], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-        staged = (raw_rows, raw_rows)
-        staged = (raw_rows, gl.allocate_shared_memory(gl.float32, [64 // ROWS, ROWS, 32], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])))
     stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)
-    full = new_barriers(STAGES, 1 + 32 * PRODUCERS)
+    full = new_barriers(STAGES, 1 + 32 * WARPS)
     empty = new_barriers(STAGES, 1)
     p0 = gl.allocate_shared_memory(KT, [64, HB], PL)
     probs0 = (p0, p0)
@@ -690,20 +690,7 @@ def attention_kernel(
     slot_counts = (slots, extra_slots)
     kv_io = (kv, page_stride, page, extra_kv, extra_page_stride, extra_page)
     tiles_out = (reinterpret(left, gl.int32, [STAGES, 64, 128], WORDS), reinterpret(right, gl.int32, [STAGES, 64, 128], WORDS),
-                 reinterpret(rope, gl.int32, [STAGES, 64, 32], WORDS))
-    post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
-    if PLACES >= 16:
-        if n > 8:
-            post_places(index1, 8, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 8, PLACES, IL)
-    if PLACES >= 32:
-        if n > 16:
-            post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
-    ql.index(0).store(xl.to(KT))
-    qr.index(0).store(xr.to(KT))
-    if ROPE:
-        qo.index(0).store(xo)
-    fence_async_shared()
-
+                 reinterpret(rope, gl.int32, [ROPES, 64, 32], WORDS))
     item = (t, split, splits, block, n)
     out_io = (s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out)
     stat_io = (lse, lse_stride_b, lse_stride_s, lse_stride_h, max_logits, max_stride_b, max_stride_s, max_stride_h, part_lse, part_max,
@@ -711,29 +698,46 @@ def attention_kernel(
     sink_io = (sink, has_sink)
     tiles = (left, right, rope)
     queries = (ql, qr, qo)
+    early = (index0, index1, index2, xl, xr, xo)
+    placed = new_barriers(1, 1).index(0)
     refill = (span, ids, kv_io, slot_counts)
     # Registers per thread: 64 K over all warps. The default partition, consumer 0, gets what the others leave.
-    R_PRODUCER: gl.constexpr = 112 if PRODUCERS == 8 or CONSUMERS == 1 else (120 if HB == 16 else 72 if V_ROPE else 88)
-    R_CONSUMER: gl.constexpr = 144 if PRODUCERS == 8 else (192 if HB == 16 else 216 if V_ROPE else 208)
+    R_PRODUCER: gl.constexpr = 120 if GROUPS == 2 else 112 if PRODUCERS == 8 or CONSUMERS == 1 else (120 if HB == 16 else 72 if V_ROPE else 88)
+    R_CONSUMER: gl.constexpr = 136 if GROUPS == 2 else 144 if PRODUCERS == 8 else (192 if HB == 16 else 216 if V_ROPE else 208)
 
     if CONSUMERS == 2:
+        q_there = new_barriers(1, 1).index(0)
         ready0 = new_barriers(1, 1)
         ready1 = new_barriers(1, 1)
         p1 = gl.allocate_shared_memory(KT, [64, HB], PL)
         probs1 = (p1, p1)
-        bars0 = (full, empty, ready0.index(0), ready1.index(0))
-        bars1 = (full, empty, ready1.index(0), ready0.index(0))
-        gl.warp_specialize([
-            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
-            (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
-            (producer, (refill, places, feet, tiles_out, (full, empty), staged, STAGED, ROWS, STAGES, PRODUCERS, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)),
-        ], [4, PRODUCERS], [R_CONSUMER, R_PRODUCER])
+        bars0 = (full, empty, ready0.index(0), ready1.index(0), q_there)
+        bars1 = (full, empty, ready1.index(0), ready0.index(0), q_there)
+        if GROUPS == 2:
+            gl.warp_specialize([
+                (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
+                            ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
+                            ROPES, SPLIT, PLACES)),
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                       PLACES)),
+                (producer, (1, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                       PLACES)),
+            ], [4, WARPS, WARPS], [R_CONSUMER, R_PRODUCER, R_PRODUCER])
+        else:
+            gl.warp_specialize([
+                (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
+                            ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
+                            ROPES, SPLIT, PLACES)),
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                       PLACES)),
+            ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
-        bars = (full, empty, full.index(0), full.index(0))
+        bars = (full, empty, full.index(0), full.index(0), full.index(0))
         gl.warp_specialize([
-            (consumer, (0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
-                        SPLIT, PLACES)),
-            (producer, (refill, places, feet, tiles_out, (full, empty), staged, STAGED, ROWS, STAGES, PRODUCERS, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)),
-        ], [PRODUCERS], [R_PRODUCER])
+            (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
+                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+            (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                       PLACES)),
+        ], [WARPS], [R_PRODUCER])

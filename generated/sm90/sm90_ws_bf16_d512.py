@@ -3,16 +3,17 @@
 out[t, h] = sum_j exp(x_j) v_j / (sum_j exp(x_j) + exp(sink[h])),  x_j = sm_scale * <q[t, h], k_j>,  v_j = k_j[:512]
 over the slots j that `indices` selects for token t. sm_scale must be positive.
 
-One program serves items (token, split, block of 64 heads), head block fastest, with stride num_programs. An item's keys
-are taken in pairs of tiles of 64; tiles beyond the length are not visited, but an item without a key has one pair, fully
-masked. Twelve warps in three partitions:
+One program serves items (token, split, block of 64 heads), head block fastest: with stride num_programs, or, if DYNAMIC, the
+next one that no program has taken. An item's keys are taken in pairs of tiles of 64; tiles beyond the length are not visited,
+but an item without a key has one pair, fully masked. Twelve warps in three partitions:
 
   producer     gathers rows with cp.async into four halves of 32 KB: tile 0 and tile 1, each cut into the left half (dims
                0..255) and the right half (256..511). Shared memory is full: a half is refilled when its
-               last reader has left it. It also reads the indices, so that it alone knows which keys are valid: one bit per
-               key tells the others. A row that is not valid is never read. Its place takes a copy of a valid row of the item
-               (its P is 0, so that the copy counts nothing; where that row holds NaN the output does too), or zeros as
-               long as the item has shown none.
+               last reader has left it. It also reads the indices and the lengths, so that it alone knows which keys are
+               valid and when an item ends: with a pair come one bit per key, and the item that follows the pair. A row
+               that is not valid is never read. Its place takes a copy of a valid row of the item (its P is 0, so that the
+               copy counts nothing; where that row holds NaN the output does too), or zeros as long as the item has shown
+               none.
   left group   S0 = softmax(Q K0^T), holds O[:, :256]:  O += S0 V0 (S0 from registers), O += S1 V1 (S1 from shared memory)
   right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0 (S0 from shared memory), O += S1 V1 (S1 from registers)
 
@@ -23,7 +24,7 @@ right group derives its own maximum from that one and publishes S1. What else mu
   free_q           both groups                      their last scores of the item are done   producer
   full_0l .. _1r   producer                         a half has arrived, and with 0l the Q of left 0l 0r, right 1l 1r
                                                     a new item (copies arrive in order), with
-                                                    0r and 1l the bits of the pair
+                                                    0r and 1l the bits of the pair and what follows
   free_0l          left                             S0 V0 is done                            producer
   free_0r          right                            S0 V0 is done: also frees S0             producer
   free_1l          left                             S1 V1 is done (last pair: and the rows   producer
@@ -33,7 +34,7 @@ right group derives its own maximum from that one and publishes S1. What else mu
   ready_l0, _l1    left, right                      sum and true maximum of its tiles are    right, left
 
 S0 may be overwritten once the scores of the next tile 0 exist, which needs the right half of that tile, which needs free_0r;
-S1 likewise through free_1l. Maxima, sums and bits are overwritten later than that.
+S1 likewise through free_1l. Maxima, sums, bits and what follows are overwritten later than that.
 """
 
 import triton
@@ -50,7 +51,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws"
 LAYOUT = 'bf16_d512'
 ARCH = 'sm90'
-TEMPLATE_HASH = '4addda6e5ada48a1'
+TEMPLATE_HASH = 'abe9f2f10c017c22'
 TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -78,6 +79,7 @@ LEAVE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 KEYS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))  # the 128 keys of a pair, a warp per word of bits
 LINES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+SAME_ITEM = gl.constexpr(-1)  # what follows a pair that is not the last of its item
 
 # acc *= factor, unless every factor of the warp is exactly 1. Gluon has no branch per warp: 128 accumulators tied to the
 # outputs, and their row factors, of which a thread has two (operands 0 and 2 of every four).
@@ -104,6 +106,14 @@ def touch_l2(address):
     """Bring the line at an int64 address into the L2."""
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def release_dependents():
+    """The merge may be launched now; it waits for the end of this kernel by itself before it reads a part."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
@@ -186,7 +196,7 @@ def gather(base, row, valid, D0: gl.constexpr, WIDTH: gl.constexpr, buf, MASKED:
 
 @gluon.jit
 def copy_pair(
-    kv, row0, valid0, row1, valid1, keys, slots, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits,
+    kv, row0, valid0, row1, valid1, keys, slots, follow, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, MASKED: gl.constexpr,
 ):
     """Both tiles of a pair, in the order in which the halves become free."""
@@ -199,7 +209,8 @@ def copy_pair(
         gather(kv, row0, valid0, 512, 64, k0_x.index(0), MASKED)
     async_copy.mbarrier_arrive(full_0r, increment_count=False)
     publish_bits(keys, slots, bits)
-    mbarrier.arrive(full_0r, count=1)  # for the bits: ordinary stores, which the arrival above does not cover
+    follow_buf.store(gl.full([1], follow, gl.int32, FLAT))
+    mbarrier.arrive(full_0r, count=1)  # for these two: ordinary stores, which the arrival above does not cover
     mbarrier.arrive(full_1l, count=1)
     mbarrier.wait(free_1l, phase)
     gather(kv, row1, valid1, 0, 256, k1_l.index(0), MASKED)
@@ -232,18 +243,39 @@ def prefetch_item(
 
 
 @gluon.jit
+def look_ahead(
+    item, j, n, after, ahead, lengths, counter, n_items, stride, topk, len_per, has_len, heads, splits,
+    SPLIT: gl.constexpr, DYNAMIC: gl.constexpr,
+):
+    """The item after this one, and its length as it is stored, once pair j of n is the next to copy. Both are known before
+    the last pair is: taken from the counter as late as that allows, so that no program keeps items that others could serve,
+    but not at once with the length, since the compiler waits for each. Every program has the item of its number first."""
+    if DYNAMIC:
+        if (j == gl.maximum(n - 2, 0)) & (item < n_items):
+            after = stride + gl.atomic_add(counter, 1, sem="relaxed")
+        if j == n - 1:
+            ahead = load_length(lengths, after, n_items, topk, len_per, has_len, heads, splits, SPLIT)
+    else:
+        if j == 0:
+            after = item + stride
+            ahead = load_length(lengths, after, n_items, topk, len_per, has_len, heads, splits, SPLIT)
+    return after, ahead
+
+
+@gluon.jit
 def producer(
     q, kv, indices, lengths, heads, s_q, topk, slots, len_per, has_len, kv_stride,
-    q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, splits, n_items, first_item, stride,
-    SPLIT: gl.constexpr, PREFETCH_L2: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits,
+    q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
+    SPLIT: gl.constexpr, PREFETCH_L2: gl.constexpr, DYNAMIC: gl.constexpr,
+    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     free_q, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
 ):
     item = first_item
     length = load_length(lengths, item, n_items, topk, len_per, has_len, heads, splits, SPLIT)
     length = gl.minimum(gl.maximum(length, 0), topk)
-    ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
     first, n = pairs_of(length, item, heads, splits, SPLIT)
+    after, ahead = look_ahead(item, 0, n, item, length, lengths, counter, n_items, stride, topk, len_per, has_len, heads,
+                              splits, SPLIT, DYNAMIC)
     token, _, block = place(item, heads, splits, SPLIT)
     b = (token // s_q).to(gl.int64)
     s_pos = (token % s_q).to(gl.int64)
@@ -277,14 +309,16 @@ def producer(
         offset1 = gl.where(valid1, row1, spare).to(gl.int64) * kv_stride
         used = keys
         if PREFETCH_L2:
-            if (j == n >> 1) & (item + stride < n_items):
-                prefetch_item(q, indices, item + stride, topk, heads, s_q, splits,
+            if (j == (gl.maximum(n - 2, 0) if DYNAMIC else n >> 1)) & (after < n_items):
+                prefetch_item(q, indices, after, topk, heads, s_q, splits,
                               q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, SPLIT)
         # the indices of the next pair are on their way while the rows of this one are copied, across items as well
         j += 1
+        follow = SAME_ITEM
         if j == n:
             j = 0
-            item += stride
+            item = after
+            follow = item
             length = gl.minimum(gl.maximum(ahead, 0), topk)
             length = gl.where(item < n_items, length, 0)
             first, n = pairs_of(length, item, heads, splits, SPLIT)
@@ -299,18 +333,20 @@ def producer(
         keys = load_keys(ids, pos, length)
         if spare >= 0:  # the usual case
             copy_pair(
-                kv, offset0, valid0, offset1, valid1, used, slots, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits,
+                kv, offset0, valid0, offset1, valid1, used, slots, follow, phase,
+                k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, False,
             )
         else:
             copy_pair(
-                kv, offset0, valid0, offset1, valid1, used, slots, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits,
+                kv, offset0, valid0, offset1, valid1, used, slots, follow, phase,
+                k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, True,
             )
         # scalars here, since the compiler waits for them at once
         lead = load_lead(ids, pos, length)
-        if j == 0:  # of the item after the next one
-            ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
+        after, ahead = look_ahead(item, j, n, after, ahead, lengths, counter, n_items, stride, topk, len_per, has_len, heads,
+                                  splits, SPLIT, DYNAMIC)
         g += 1
 
 
@@ -327,14 +363,22 @@ def scores(q_half, k_half, p, use_acc, full, phase, pred, FENCE: gl.constexpr):
 
 
 @gluon.jit
-def scores_of_0(q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, phase, z, pred, FENCE: gl.constexpr):
-    """The scores of tile 0, in flight, and its validity bits."""
+def scores_of_0(
+    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase, z, pred, FENCE: gl.constexpr
+):
+    """The scores of tile 0, in flight, its validity bits, and what follows the pair."""
     p = gl.zeros([64, 64], gl.float32, SCORES)
     p = scores(q_l.index(z), k0_l.index(z), p, False, full_0l, phase, pred, FENCE)
     p = scores(q_r.index(z), k0_r.index(z), p, True, full_0r, phase, pred, FENCE)
     if ROPE > 0:
         p = warpgroup_mma(q_x.index(z), k0_x.index(z).permute((1, 0)), p, is_async=True)
-    return p, bits0.load(gl.SliceLayout(1, BITS))
+    return p, bits0.load(gl.SliceLayout(1, BITS)), load_follow(follow_buf)
+
+
+@gluon.jit
+def load_follow(follow_buf):
+    """The item that follows the pair, or SAME_ITEM."""
+    return gl.sum(follow_buf.load(FLAT), 0)
 
 
 @gluon.jit
@@ -345,6 +389,21 @@ def mask(p, bits):
     bit = (bits[:, None] >> (col & 6)) & (1 << (col & 25))
     valid = gl.convert_layout((bit != 0).reshape([64]), gl.SliceLayout(0, SCORES), assert_trivial=True)
     return gl.where(valid[None, :], p, float("-inf"))
+
+
+@gluon.jit
+def rough_log2(x):
+    """One instruction, where gl.log2 takes twenty."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def limit(m, before, l, SLACK: gl.constexpr, SHARE: gl.constexpr):
+    """What a tile's maximum must exceed to replace m (log2). Moving m rescales O, and a P of 2^SLACK is as good in bf16 as 1,
+    so that growth alone is no reason. But the P of the maximum itself is exactly 1, and a key that dominates its row should
+    have that one, or the rounding of its P would be most of the error. So a key moves m if its P would be more than 2^-SHARE
+    of l, the group's sum so far, which is relative to `before`."""
+    return gl.maximum(m, gl.minimum(m + SLACK, before + rough_log2(l) - SHARE))
 
 
 @gluon.jit
@@ -396,26 +455,25 @@ def leave_part(acc, inv, part_out, part, item, heads, splits, D0: gl.constexpr):
 
 @gluon.jit
 def left_group(
-    lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
-    heads, s_q, topk, len_per, has_len, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
-    lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item, stride,
-    SPLIT: gl.constexpr, SLACK: gl.constexpr, QK_FIRST: gl.constexpr, FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0,
+    sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
+    heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
+    lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
+    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, QK_FIRST: gl.constexpr, FENCE: gl.constexpr,
+    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0, follow_buf,
     free_q, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
-    length = load_length(lengths, item, n_items, topk, len_per, has_len, heads, splits, SPLIT)
-    ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
-    _, n = pairs_of(gl.minimum(gl.maximum(length, 0), topk), item, heads, splits, SPLIT)
     m = gl.full([64], LOWEST, gl.float32, ROW)
     best = gl.full([64], LOWEST, gl.float32, ROW)
     l = gl.zeros([64], gl.float32, ROW)
     acc = gl.zeros([64, 256], gl.float32, ACC)
-    j = 0  # pair of the item
+    begun = False  # whether O holds something
     it = 0  # items so far
     g = 0  # pairs so far
     # scores of the first tile 0; later ones are issued one pair ahead, at the end of the loop body
-    p, bits = scores_of_0(q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, 0, 0, item < n_items, FENCE)
+    p, bits, follow = scores_of_0(
+        q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, 0, 0, item < n_items, FENCE
+    )
     p = warpgroup_mma_wait(0, deps=[p])
     x = mask(p, bits)
     while item < n_items:
@@ -423,18 +481,17 @@ def left_group(
         # they are not hoisted out of it, a hundred of 64 bits each, and spilled.
         z = g >> 30
         phase = g & 1
-        last = j + 1 == n
+        last = follow != SAME_ITEM
         sinks = m
         if last:
             mbarrier.arrive(free_q, count=1)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
-        # ---- tile 0: softmax, publish. The maximum moves only when it grew by more than SLACK (log2): P is then at most
-        #      2^SLACK, bf16 keeps its relative precision, and most rescales disappear.
+        # ---- tile 0: softmax, publish
         mx = gl.max(x, 1) * scale_log2
         best = gl.maximum(best, mx)
-        m0 = gl.where(mx > m + SLACK, mx, m)
+        m0 = gl.where(mx > limit(m, m, l, SLACK, SHARE), mx, m)
         a = gl.exp2(m - m0)
         s = gl.exp2(x * scale_log2 - m0[:, None])
         sb = s.to(gl.bfloat16)
@@ -443,7 +500,7 @@ def left_group(
         fence_async_shared()
         mbarrier.arrive(ready_s0, count=1)
         acc = rescale(acc, a)
-        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k0_l.index(z), acc, use_acc=j > 0, is_async=True)
+        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k0_l.index(z), acc, use_acc=begun, is_async=True)
         l = l * a + gl.sum(s, 1)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free_0l, count=1)
@@ -467,27 +524,29 @@ def left_group(
             )
         acc = warpgroup_mma_wait(0, deps=[acc])
         # ---- the rows of a finished item, and the scores of the next tile 0 (after the very last pair: not used)
-        more = gl.where(last, item + stride, item) < n_items
+        more = follow < n_items
         if SPLIT:
             mbarrier.arrive(free_1l, count=1)
             if last:
                 leave_part(acc, inv, part_out, offset, item, heads, splits, 0)
                 acc = gl.zeros([64, 256], gl.float32, ACC)
-            p_next, bits = scores_of_0(q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, phase ^ 1, z, more, FENCE)
+            p_next, bits, next_follow = scores_of_0(
+                q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+            )
         elif QK_FIRST:
             if last:
                 # once the rows are in registers and the half is free, the scores may come first
                 rows = stage(acc, inv, k1_l.index(z), free_1l)
-                p_next, bits = scores_of_0(
-                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                p_next, bits, next_follow = scores_of_0(
+                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
                 )
                 leave(rows, out, offset, item, out_stride_h, heads, 0)
                 # The sums of the next item do not read these zeros, but a value that stays alive would take the registers.
                 acc = gl.zeros([64, 256], gl.float32, ACC)
             else:
                 mbarrier.arrive(free_1l, count=1)
-                p_next, bits = scores_of_0(
-                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                p_next, bits, next_follow = scores_of_0(
+                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
                 )
         else:
             if last:
@@ -495,17 +554,17 @@ def left_group(
                 acc = gl.zeros([64, 256], gl.float32, ACC)
             else:
                 mbarrier.arrive(free_1l, count=1)
-            p_next, bits = scores_of_0(q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, full_0l, full_0r, phase ^ 1, z, more, FENCE)
-        j += 1
+            p_next, bits, next_follow = scores_of_0(
+                q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+            )
+        begun = not last
         if last:
             m = gl.full([64], LOWEST, gl.float32, ROW)
             best = gl.full([64], LOWEST, gl.float32, ROW)
             l = gl.zeros([64], gl.float32, ROW)
-            j = 0
             it += 1
-            item += stride
-            _, n = pairs_of(gl.minimum(gl.maximum(ahead, 0), topk), item, heads, splits, SPLIT)
-            ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
+            item = follow
+        follow = next_follow
         g += 1
         p = warpgroup_mma_wait(0, deps=[p_next])
         x = mask(p, bits)
@@ -539,28 +598,24 @@ def prepare_left(
 
 @gluon.jit
 def right_group(
-    lengths, sink, out, max_logits, part_out, part_max, scale_log2,
-    heads, s_q, topk, len_per, has_len, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
-    max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item, stride,
-    SPLIT: gl.constexpr, SLACK: gl.constexpr, FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1,
+    sink, out, max_logits, part_out, part_max, scale_log2,
+    heads, s_q, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
+    max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item,
+    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FENCE: gl.constexpr,
+    q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1, follow_buf,
     free_q, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
-    length = load_length(lengths, item, n_items, topk, len_per, has_len, heads, splits, SPLIT)
-    ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
-    _, n = pairs_of(gl.minimum(gl.maximum(length, 0), topk), item, heads, splits, SPLIT)
     m = gl.full([64], LOWEST, gl.float32, ROW)
     best = gl.full([64], LOWEST, gl.float32, ROW)
     l = gl.zeros([64], gl.float32, ROW)
     acc = gl.zeros([64, 256], gl.float32, ACC)
-    j = 0
+    begun = False
     it = 0
     g = 0
     while item < n_items:
         z = g >> 30
         phase = g & 1
-        last = j + 1 == n
         # ---- scores of tile 1
         p = gl.zeros([64, 64], gl.float32, SCORES)
         p = scores(q_l.index(z), k1_l.index(z), p, False, full_1l, phase, True, FENCE)
@@ -568,6 +623,8 @@ def right_group(
         if ROPE > 0:
             p = warpgroup_mma(q_x.index(z), k1_x.index(z).permute((1, 0)), p, is_async=True)
         bits = bits1.load(gl.SliceLayout(1, BITS))
+        follow = load_follow(follow_buf)
+        last = follow != SAME_ITEM
         p = warpgroup_mma_wait(0, deps=[p])
         sinks = m
         if last:
@@ -583,9 +640,9 @@ def right_group(
         m0 = m0_buf.load(ROW)
         a = gl.exp2(m - m0)
         acc = rescale(acc, a)
-        acc = warpgroup_mma(s0_buf.index(z), k0_r.index(z), acc, use_acc=j > 0, is_async=True)
+        acc = warpgroup_mma(s0_buf.index(z), k0_r.index(z), acc, use_acc=begun, is_async=True)
         # ---- tile 1: softmax, publish
-        m = gl.where(mx > m0 + SLACK, mx, m0)
+        m = gl.where(mx > limit(m0, m, l, SLACK, SHARE), mx, m0)
         s = gl.exp2(x * scale_log2 - m[:, None])
         sb = s.to(gl.bfloat16)
         s1_buf.index(z).store(sb)
@@ -612,9 +669,9 @@ def right_group(
         if SPLIT:
             mbarrier.arrive(free_1r, count=1)
         else:
-            if j + 1 < n:
+            if not last:
                 mbarrier.arrive(free_1r, count=1)
-        j += 1
+        begun = not last
         if last:
             if SPLIT:
                 leave_part(acc, inv, part_out, offset, item, heads, splits, 256)
@@ -624,11 +681,8 @@ def right_group(
             m = gl.full([64], LOWEST, gl.float32, ROW)
             best = gl.full([64], LOWEST, gl.float32, ROW)
             l = gl.zeros([64], gl.float32, ROW)
-            j = 0
             it += 1
-            item += stride
-            _, n = pairs_of(gl.minimum(gl.maximum(ahead, 0), topk), item, heads, splits, SPLIT)
-            ahead = load_length(lengths, item + stride, n_items, topk, len_per, has_len, heads, splits, SPLIT)
+            item = follow
         g += 1
 
 
@@ -683,7 +737,7 @@ def attention_kernel(
     q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s,
     out_stride_b, out_stride_s, out_stride_h,
     lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h,
-    tokens, splits,
+    tokens, splits, counter,
     DUAL: gl.constexpr,  # bf16 caches come alone
     SPLIT: gl.constexpr,  # write normalised parts for combine.py
     PAGE: gl.constexpr,  # rows of bf16 are not paged
@@ -693,13 +747,17 @@ def attention_kernel(
     PERSISTENT: gl.constexpr,  # the grid is smaller than the items
     PREFETCH_L2: gl.constexpr,  # bring Q and indices of the next item into the L2
     QK_FIRST: gl.constexpr,  # left group: issue the next item's first scores before the finished rows are stored
+    DYNAMIC: gl.constexpr,  # items beyond the first are taken from *counter, which starts at 0
     SLACK: gl.constexpr,  # growth in log2 that a row maximum must have to be taken up
+    SHARE: gl.constexpr,  # or -log2 of the share of the sum so far that a new key must have
     FENCE: gl.constexpr,  # proxy fence between the arrival of rows and the MMA that reads them
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
 ):
     gl.static_assert(not DUAL, "bf16 caches come alone")
     gl.static_assert(HB == 64, "an item has 64 heads")
+    if SPLIT:
+        release_dependents()
     HALF: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 256], gl.bfloat16)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -727,6 +785,7 @@ def attention_kernel(
     bits = gl.allocate_shared_memory(gl.int32, [4], VECTOR)
     bits0 = bits.slice(0, 2)
     bits1 = bits.slice(2, 2)
+    follow_buf = gl.allocate_shared_memory(gl.int32, [1], VECTOR)
     full_0l = new_barrier(128)  # every thread of the producer arrives when its own copies have
     full_0r = new_barrier(129)  # and once more for the bits
     full_1l = new_barrier(129)
@@ -749,26 +808,28 @@ def attention_kernel(
     gl.warp_specialize(
         [
             (left_group, (
-                lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
-                n_heads, s_q, topk, len_per, has_len, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
-                lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item, stride,
-                SPLIT, SLACK, QK_FIRST, FENCE,
+                sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
+                n_heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
+                lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
+                SPLIT, SLACK, SHARE, QK_FIRST, FENCE,
                 q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0,
+                follow_buf,
                 free_q, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (right_group, (
-                lengths, sink, out, max_logits, part_out, part_max, scale_log2,
-                n_heads, s_q, topk, len_per, has_len, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
-                max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item, stride,
-                SPLIT, SLACK, FENCE,
+                sink, out, max_logits, part_out, part_max, scale_log2,
+                n_heads, s_q, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
+                max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item,
+                SPLIT, SLACK, SHARE, FENCE,
                 q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1,
+                follow_buf,
                 free_q, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (producer, (
                 q, kv, indices, lengths, n_heads, s_q, topk, slots, len_per, has_len, page_stride,
-                q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, splits, n_items, first_item, stride,
-                SPLIT, PREFETCH_L2,
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits,
+                q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
+                SPLIT, PREFETCH_L2, DYNAMIC,
+                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 free_q, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
             )),
         ],

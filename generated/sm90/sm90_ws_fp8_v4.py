@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws_fp8"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = '39c71684f9114043'
+TEMPLATE_HASH = 'f8bf3662acd4b180'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -185,6 +185,14 @@ def rescale(acc, factor, ACC: gl.constexpr, COLS: gl.constexpr, SLACK: gl.conste
         return rescale_voted(acc, f, COLS)
     else:
         return acc * f
+
+
+@gluon.jit
+def release_dependents():
+    """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 # ------------------------------------------------------------------------------------------------ work
@@ -339,7 +347,7 @@ def fetch_part(words, offset, UNIT0: gl.constexpr, UNITS: gl.constexpr, L: gl.co
     col = (UNIT0 + group * GROUP_UNITS + unit) * 4 + word
     row = gl.multiple_of(gl.convert_layout(offset, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L)))), 4)
     row = gl.expand_dims(gl.expand_dims(gl.expand_dims(row, 1), 2), 3)
-    return gl.load(words + (row + col), mask=row >= 0, other=0)
+    return gl.load(words + (row + col), mask=row >= 0, other=0, cache_modifier=".cg")
 
 
 @gluon.jit
@@ -837,6 +845,8 @@ def attention_kernel(
     SLACK: gl.constexpr,  # how far, in log2, the running maximum may lag; 0: never, and always rescale
     PREFETCH: gl.constexpr,  # fetch rows into L2 two tiles ahead
 ):
+    if SPLIT:
+        release_dependents()
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)  # 128-byte swizzle, 16-bit elements
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes as 32-bit words

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from kgen.archs import load_arch
 from kgen.build import FLOATS, POINTERS, attention_job
 from kgen.config import template_root
 from kgen.render import CHUNK_FAMILIES, chunk_choices, render_module
@@ -52,7 +53,7 @@ class Form:
 def attention_forms(family: str, layout: str) -> Iterator[Form]:
     """The kernel that splits the keys (of two caches, if the layout knows them), and the one that does neither."""
     space = all_spaces()[family]
-    usual = next(iter(space.points()))
+    heads = 16 if family == "sm90_few" else 64
     kv, paged = LAYOUTS[layout], LAYOUTS[layout].paged
     chunk = max(chunk_choices(kv)) if family in CHUNK_FAMILIES else 0
     text = render_module(family, layout, ARCH, chunk)
@@ -60,10 +61,11 @@ def attention_forms(family: str, layout: str) -> Iterator[Form]:
     types["extra_kv"] = types["kv"]
     for several in (True, False):
         dual = several and layout.startswith("v4")
+        spec = KernelSpec(ARCH, layout, heads, 2048, 64 if paged else 0, 64, 512 if dual else 0, 64 if dual else 0)
+        usual = next(space.feasible(spec, load_arch(ARCH)))
         tunables = dict(usual.tunables) | {"splits": 2 if several else 1, "specialise": False}
         if chunk:
             tunables["chunk"] = chunk
-        spec = KernelSpec(ARCH, layout, 64, 2048, 64 if paged else 0, 64, 512 if dual else 0, 64 if dual else 0)
         job = attention_job(spec, space.candidate(tunables, dict(vars(usual.launch))), 90)
         name = f"{family} {layout}{' dual' * dual}{' split' * several}"
         yield Form(name, text, "attention_kernel", dict(job.constants), types, FAMILIES[family].gluon)

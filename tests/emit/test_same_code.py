@@ -1,0 +1,51 @@
+"""Timings survive edits of comments, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kgen import render, same_code
+from kgen.runtime.families import FAMILIES
+
+
+def texts(family: str, text: str) -> list[str]:
+    return [render.render_text(text, family, layout, "sm90") for layout in FAMILIES[family].layouts]
+
+
+def test_every_entry_holds_the_code_of_todays_template() -> None:
+    """An entry whose text is no longer the template's is dead; one of today's text must have its code."""
+    for family, entry in json.loads(same_code.table_path().read_text()).items():
+        text = render.template_path(family).read_text()
+        assert entry["text"] == render.text_hash(family, text.encode()), f"{family}: remove the entry"
+        assert entry["code"] == same_code.code_digest(texts(family, text))
+        assert render.template_hash(family) == entry["timed_as"] != entry["text"]
+
+
+@pytest.mark.parametrize("family", ["sm90_ws", "sm90_few"])
+def test_comments_do_not_change_the_code_and_a_number_does(family: str) -> None:
+    text = render.template_path(family).read_text()
+    digest = same_code.code_digest(texts(family, text))
+    commented = text.replace("import triton\n", "import triton  # the compiler\n", 1).replace('"""Sparse', '"""A sparse', 1)
+    assert commented != text
+    assert same_code.code_digest(texts(family, commented)) == digest
+    changed = text.replace("1.4426950408889634", "1.4426950408889635", 1)
+    assert changed != text
+    assert same_code.code_digest(texts(family, changed)) != digest
+
+
+def test_an_entry_is_refused_for_other_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = same_code.table_path().read_text()
+    other = tmp_path / "old.jinja"
+    other.write_text(render.template_path("sm90_few").read_text().replace("0.6931471805599453", "0.69", 1))
+    assert same_code.main(["sm90_few", str(other)]) == 1
+    assert "differ in code" in capsys.readouterr().out
+    assert same_code.main(["sm90_few", str(tmp_path / "none")]) == 2
+    assert same_code.table_path().read_text() == before
+
+
+def test_another_text_keeps_its_own_hash() -> None:
+    assert same_code.known_as("sm90_few", "0123456789abcdef") == "0123456789abcdef"
+    assert same_code.known_as("portable", "0123456789abcdef") == "0123456789abcdef"
