@@ -59,6 +59,7 @@ class Graph:
     flows: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     arguments: dict[int, int] = field(default_factory=dict)  # value -> position
     inert: list[Op] = field(default_factory=list)  # ops without a result: stores, copies
+    conditions: dict[int, int] = field(default_factory=dict)  # result of an if -> its condition; `flows` has then, else
     lines: dict[str, str] = field(default_factory=dict)
 
 
@@ -181,7 +182,9 @@ class _Reader:
             for target, value in zip(carried, initial, strict=True):
                 graph.flows[target].append(value)
         elif name == "scf.if":
-            self.open("if", {"results": self.results(results)})
+            outputs = self.results(results)
+            graph.conditions |= dict.fromkeys(outputs, self.find(NAME.findall(line)[0]))
+            self.open("if", {"results": outputs})
         elif name in ("scf.yield", "scf.condition", "ttg.warp_yield"):
             self.leave(name, self.many(line.partition(" : ")[0]))
         elif name in ("cf.br", "cf.cond_br"):
@@ -311,10 +314,13 @@ class Walk:
         return a == b or (self.constant(a) is not None and self.constant(a) == self.constant(b))
 
     def quotient_of(self, quotient: int, divisor: int) -> int | None:
-        """x when quotient is x // divisor, also through two selects with one condition (a page size for each cache)."""
+        """x when quotient is x // divisor, also through two selects with one condition (a page size for each cache), and when
+        the division is branched over where the divisor is 1."""
         op, other = self.op(quotient), self.op(divisor)
         if op is None:
-            return None
+            divided = self.unless_one(self.bare(quotient), divisor)
+            whole = None if divided is None else self.quotient_of(divided[0], divisor)
+            return whole if divided is not None and whole is not None and self.same(whole, divided[1]) else None
         if op.name in ("arith.divsi", "arith.divui"):
             return op.operands[0] if self.same(op.operands[1], divisor) else None
         if op.name == "arith.shrsi" or op.name == "arith.shrui":
@@ -327,6 +333,15 @@ class Walk:
             if found[0] is not None and found[1] is not None and self.same(found[0], found[1]):
                 return found[0]
         return None
+
+    def unless_one(self, value: int, divisor: int) -> tuple[int, int] | None:
+        """(then, else) of a result of `if divisor != 1`."""
+        branches = self.graph.flows.get(value, [])
+        test = self.op(self.graph.conditions.get(value, 0))
+        if test is None or len(branches) != 2 or not re.match(r"arith\.cmpi ne,", test.text):
+            return None
+        number, one = test.operands
+        return (branches[0], branches[1]) if self.same(number, divisor) and self.constant(one) == 1 else None
 
     def floored(self, op: Op) -> int | None:
         """x when the op is x // n * n, which is at most x."""

@@ -230,3 +230,38 @@ module {
     for names, count in ((["kv", "page_stride", "n"], 1), (["kv", "page", "n"], 0)):
         faults, _ = addresses.Walk(addresses.read(text), names).faults()
         assert len(faults) == count
+
+
+@pytest.mark.parametrize(
+    ("condition", "other", "count"),
+    [
+        ("ne, %arg1, %c1_i32", "%0", 0),  # heads != 1, else the item itself
+        ("ne, %arg1, %c2_i32", "%0", 1),  # with two heads the product is twice the item
+        ("slt, %arg1, %c1_i32", "%0", 1),
+        ("ne, %arg1, %c1_i32", "%arg2", 1),  # something else than the item
+        ("ne, %arg2, %c1_i32", "%0", 1),  # another number is 1
+    ],
+)
+def test_a_division_may_be_branched_over_where_the_divisor_is_1(condition: str, other: str, count: int) -> None:
+    text = f"""
+module {{
+  tt.func public @kernel(%arg0: !tt.ptr<bf16>, %arg1: i32, %arg2: i32) {{
+    %c1_i32 = arith.constant 1 : i32
+    %c2_i32 = arith.constant 2 : i32
+    %0 = tt.get_program_id x : i32
+    %1 = arith.cmpi {condition} : i32
+    %2 = scf.if %1 -> (i32) {{
+      %5 = arith.divsi %0, %arg1 : i32
+      scf.yield %5 : i32
+    }} else {{
+      scf.yield {other} : i32
+    }}
+    %3 = arith.muli %2, %arg1 : i32
+    %4 = arith.subi %0, %3 : i32
+    %6 = tt.addptr %arg0, %4 : !tt.ptr<bf16>, i32
+    tt.return
+  }}
+}}
+"""
+    faults, _ = addresses.Walk(addresses.read(text), ["kv", "n_heads", "n"]).faults()
+    assert len(faults) == count
