@@ -227,7 +227,9 @@ def evaluate(job: TuneJob) -> Outcome:
     shaky = unstable(measurement)
     if shaky is not None:
         return Outcome(failure=shaky, resources=resources_of(compiled, candidate.launch.num_warps), max_error=worst)
-    return Outcome(measurement=measurement, resources=resources_of(compiled, candidate.launch.num_warps), max_error=worst)
+    return Outcome(
+        measurement=measurement, resources=resources_of(compiled, candidate.launch.num_warps), max_error=worst
+    )
 
 
 def finals(jobs: Sequence[TuneJob], rounds: int) -> list[Outcome]:

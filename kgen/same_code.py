@@ -66,7 +66,9 @@ def main(arguments: list[str]) -> int:
     from kgen.runtime.families import FAMILIES
 
     if len(arguments) != 2 or arguments[0] not in FAMILIES or not Path(arguments[1]).is_file():
-        print("Usage: python -m kgen.same_code FAMILY OLD_TEMPLATE, with a file that holds the template's earlier text.")
+        print(
+            "Usage: python -m kgen.same_code FAMILY OLD_TEMPLATE, with a file that holds the template's earlier text."
+        )
         return 2
     family, old = arguments[0], Path(arguments[1])
     if family in render.CHUNK_FAMILIES:

@@ -46,6 +46,10 @@ class Memo:
         self.kernels: Any = None  # launch.Kernels
 
 
+MAX_SPAN = 1 << 35
+"""Bytes from a paged cache's first row to its last from which on no Gluon family serves it."""
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """Everything a kernel needs. Token t is (batch t // s_q, position t % s_q); all strides in elements.
@@ -78,13 +82,16 @@ class AttentionCall:
     @property
     def aligned(self) -> bool:
         """Whether a Gluon family can serve the call: rows can be copied 16 bytes at a time (multiples of 16 elements, which
-        is what Triton looks at), and `sm_scale` is positive, so that the largest product is the largest logit."""
+        is what Triton looks at), of paged caches that span less than 32 GiB (units of 16 bytes in 31 bits), and `sm_scale` is
+        positive, so that the largest product is the largest logit."""
         caches = (self.main,) if self.extra is None else (self.main, self.extra)
         pointers = self.q.data_ptr() | self.out.data_ptr()
         strides = 0
         for stride in (*self.q_strides, *self.out_strides):
             strides |= stride
+        near = True
         for cache in caches:
             pointers |= cache.kv.data_ptr()
             strides |= cache.page_stride
-        return self.sm_scale > 0 and not (pointers % 16 or strides % 16)
+            near &= not self.layout.paged or cache.kv.shape[0] * cache.page_stride < MAX_SPAN
+        return self.sm_scale > 0 and near and not (pointers % 16 or strides % 16)

@@ -28,7 +28,9 @@ def test_every_entry_holds_the_code_of_todays_template() -> None:
 def test_comments_do_not_change_the_code_and_a_number_does(family: str) -> None:
     text = render.template_path(family).read_text()
     digest = same_code.code_digest(texts(family, text))
-    commented = text.replace("import triton\n", "import triton  # the compiler\n", 1).replace('"""Sparse', '"""A sparse', 1)
+    commented = text.replace("import triton\n", "import triton  # the compiler\n", 1).replace(
+        '"""Sparse', '"""A sparse', 1
+    )
     assert commented != text
     assert same_code.code_digest(texts(family, commented)) == digest
     changed = text.replace("1.4426950408889634", "1.4426950408889635", 1)

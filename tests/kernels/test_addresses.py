@@ -24,6 +24,7 @@ from kgen.config import template_root
 from kgen.render import CHUNK_FAMILIES, chunk_choices, render_module
 from kgen.runtime.cache_checks import SCALE_RULES
 from kgen.runtime.cache_ops import GATHER_ROWS, INDEX_BLOCK
+from kgen.runtime.call import MAX_SPAN
 from kgen.runtime.families import FAMILIES
 from kgen.runtime.layouts import LAYOUTS
 from kgen.space import all_spaces
@@ -181,7 +182,9 @@ def test_every_widening_of_the_plain_templates_is_missed(
 def narrowed(text: str) -> str:
     """The text with every product of a widened factor formed in 32 bits and widened afterwards."""
     text = re.sub(r"(\w*stride)\.to\(gl\.int64\)", r"\1", text)
-    return re.sub(r"(\w[\w.]*(?:\([^()]*\))?)\.to\(gl\.int64\) \* (\w+)", r"(\1 * \2).to(gl.int64)", text)
+    return re.sub(
+        r"(\w[\w.]*(?:\([^()]*\))?)\.to\(gl\.int64\) \* (\w+(?:\.\w+\([^()]*\))?)", r"(\1 * \2).to(gl.int64)", text
+    )
 
 
 @pytest.mark.parametrize("family", [name for name in BUILT if FAMILIES[name].gluon])
@@ -190,6 +193,16 @@ def test_planted_products_are_seen_in_gluon(looker: Looker, family: str) -> None
     found = looker.look(replace(form, text=narrowed(form.text)))
     for factor in ("product of loaded index and stride", "product of stride"):
         assert any(factor in fault for fault in found["faults"]), found
+
+
+def test_a_cut_of_anything_but_units_of_16_bytes_is_seen(looker: Looker) -> None:
+    """Offsets in units of 16 bytes fit 31 bits, because no Gluon family gets a cache of 32 GiB; in smaller units they do not."""
+    assert MAX_SPAN >> 4 == 1 << 31
+    form = next(attention_forms("sm90_pair_fp8", "v4"))
+    changed = form.text.replace("(row >> 4).to(gl.int32)", "(row >> 3).to(gl.int32)")
+    assert changed != form.text
+    found = looker.look(replace(form, text=changed))
+    assert any("cut to 32 bits" in fault for fault in found["faults"]), found
 
 
 def test_a_slot_times_the_row_size_is_seen(looker: Looker) -> None:

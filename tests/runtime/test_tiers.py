@@ -98,6 +98,17 @@ def test_a_range_that_is_none_is_refused_in_words(wrong: object) -> None:
         build_call(**arguments(), sm_scale=1.0, kv_layout="v32", scale_range=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("pages", "aligned"), [(818_400, True), (818_401, False), (2_000_000, False)])
+def test_a_cache_of_32_gib_is_served_by_the_portable_family(pages: int, aligned: bool) -> None:
+    """Offsets of the Gluon families count 16 bytes in 31 bits: 2^35 bytes are 818,400.8 pages of 64 rows of 656 bytes."""
+    assert (pages * 64 * 656 < 1 << 35) is aligned
+    kv = torch.empty(pages, 64, 1, 656, dtype=torch.uint8, device="meta")
+    q = torch.empty(1, 64, 576, dtype=torch.bfloat16, device="meta")
+    indices = torch.zeros(1, 128, dtype=torch.int32, device="meta")
+    assert build_call(q, kv, indices, sm_scale=1.0, kv_layout="v32").aligned is aligned
+    assert shape_of(q, kv, indices, "v32").aligned is aligned
+
+
 @pytest.mark.parametrize(
     ("make", "aligned"),
     [
