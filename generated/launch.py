@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
@@ -121,6 +122,9 @@ def _one_shape(entry: Entry) -> bool:
     return widths and not (paged and entry.page is None) and not (entry.dual and entry.extra_page is None)
 
 
+MAX_PLANS = 8192
+"""Plans that are remembered: token counts come and go for as long as an engine runs."""
+
 _plans: dict[tuple[Shape, int, bool], tuple[Entry, Plan]] = {}
 
 
@@ -129,6 +133,8 @@ def _known_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     key = (shape, id(entry), exact)
     found = _plans.get(key)
     if found is None:
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
         found = _plans[key] = (entry, make_plan(shape, entry, exact))
     return found[1]
 
@@ -219,23 +225,35 @@ def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, packa
     plan = make_plan(call_shape(call), entry, exact)
     modules = load_modules(package, arch, entry.module)
     scratch = _scratch_tensors(call, plan, None, meta=True)
-    args = attention_args(call, scratch, plan)
+    args = attention_args(call, scratch, plan, item_counter(call, plan, meta=True))
     jobs = [(modules.attention.attention_kernel, args, plan.constants | plan.options)]
     if plan.splits > 1:
         jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan, call)))
     return all(_in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
 
 
+_asking = threading.Lock()
+
+
 def _in_cache(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Ask Triton for the kernel with a hook that cancels compilation: it gives the kernel if it has it, else None."""
+    """Ask Triton for the kernel with a hook that cancels compilation: it gives the kernel if it has it, else None. The hook is
+    everybody's: what another thread compiles meanwhile must not be cancelled, for its launch would silently not happen."""
     from triton import knobs
 
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = lambda **_: True
-    try:
-        return kernel.warmup(*args, grid=(1,), **keywords) is not None
-    finally:
-        knobs.runtime.jit_cache_hook = before
+    asker = threading.get_ident()
+    with _asking:
+        before = knobs.runtime.jit_cache_hook
+
+        def hook(**about: Any) -> Any:
+            if threading.get_ident() == asker:
+                return True
+            return None if before is None else before(**about)
+
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            return kernel.warmup(*args, grid=(1,), **keywords) is not None
+        finally:
+            knobs.runtime.jit_cache_hook = before
 
 
 Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -329,11 +347,13 @@ def _lengths(view: CacheView, call: AttentionCall) -> tuple[torch.Tensor, int]:
     return (view.indices, 0) if view.lengths is None else (view.lengths, 1)
 
 
-def item_counter(call: AttentionCall, plan: Plan) -> torch.Tensor | None:
+def item_counter(call: AttentionCall, plan: Plan, meta: bool = False) -> torch.Tensor | None:
     """What the programs of a dynamic kernel take their items from: a new 0 in each launch, so that launches on other streams,
     replays of a graph (which holds the memset) and one that was aborted do not meet in it."""
     if not (plan.family.counter and plan.config.get("dynamic", False)):
         return None
+    if meta:
+        return torch.empty(0, dtype=torch.int32, device=call.q.device)  # only its type and alignment are looked at
     return torch.zeros(1, dtype=torch.int32, device=call.q.device)
 
 
@@ -379,7 +399,9 @@ def _placeholder(call: AttentionCall) -> torch.Tensor:
     found = _placeholders.get(device)
     if found is None:
         found = call.q.new_empty(4, dtype=torch.float32)
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):  # a capture's memory is its graph's
+        if not (
+            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        ):  # a capture's memory is its graph's
             _placeholders[device] = found
     return found
 

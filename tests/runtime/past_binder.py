@@ -44,9 +44,8 @@ def bound(call: AttentionCall) -> list[Any]:
     plan = launch.make_plan(launch.call_shape(call), choice.entry, choice.exact)
     modules = launch.load_modules(PACKAGE, "sm90", choice.entry.module)
     scratch = launch._scratch_tensors(call, plan, None)
-    jobs = [
-        (modules.attention.attention_kernel, launch.attention_args(call, scratch, plan), plan.constants | plan.options)
-    ]
+    args = launch.attention_args(call, scratch, plan, launch.item_counter(call, plan))
+    jobs = [(modules.attention.attention_kernel, args, plan.constants | plan.options)]
     if plan.splits > 1:
         constants = launch.combine_constants(plan, call)
         jobs.append((modules.combine.combine_kernel, launch.combine_args(call, plan, scratch), constants))
@@ -74,6 +73,38 @@ def one_form_is_one_kernel() -> int:
     shifted = given | {"q": flat[4:].view(given["q"].shape)}
     usual, odd = bound(build_call(**given)), bound(build_call(**shifted))
     assert [len(one) for one in usual] == [len(one) for one in odd] and usual != odd
+    return count
+
+
+def a_capture_asks_for_what_is_launched() -> int:
+    """`is_compiled` binds what the launch binds, also where an item counter, which starts at a multiple of 16, comes behind
+    indices that do not."""
+    count, dynamic = 0, 0
+    for layout, heads, tokens, topk, shift in (
+        ("bf16_d512", 64, 1024, 64, 1), ("bf16_d576", 64, 1024, 2048, 1), ("bf16_d576", 64, 1024, 2048, 0),
+        ("v32", 16, 4, 2048, 1), ("v32", 64, 16, 2048, 0),
+    ):  # fmt: skip
+        given = arguments(layout, heads, tokens, topk)
+        given["indices"] = torch.zeros(tokens * topk + shift, dtype=torch.int32)[shift:].view(tokens, topk)
+        call = build_call(**given)
+        choice = serve("sm90", "h200", launch.call_shape(call)).choice
+        asked: list[Any] = []
+
+        def note(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any], asked: list[Any] = asked) -> bool:
+            asked.append(kernel.device_caches[0][4](*args, **keywords)[1:])
+            return True
+
+        real, launch._in_cache = launch._in_cache, note
+        try:
+            assert launch.is_compiled(call, "sm90", choice.entry, choice.exact, PACKAGE)
+        finally:
+            launch._in_cache = real
+        assert asked == bound(call), (layout, heads, tokens, shift)
+        count += 1
+        dynamic += bool(choice.entry.config.get("dynamic", False))
+    table = target.load_table("sm90")
+    assert table is not None
+    assert dynamic > 0 or not any(entry.config.get("dynamic", False) for entry in table.entries), "none has a counter"
     return count
 
 
@@ -164,6 +195,7 @@ def a_second_call_goes_past_the_binder() -> int:
 
 CHECKS = (
     one_form_is_one_kernel,
+    a_capture_asks_for_what_is_launched,
     launches_are_the_binder_s,
     hooks_go_through_the_binder,
     a_second_call_goes_past_the_binder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -212,6 +213,40 @@ def test_forms_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in range(1, 9):
         build_call(**arguments(tokens=tokens))
         assert len(forms._known) <= 3
+
+
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that runs for long has every token count once."""
+    monkeypatch.setattr(launch, "MAX_PLANS", 3)
+    monkeypatch.setattr(launch, "_plans", {})
+    made = entry("v4", 8)
+    for tokens in range(1, 9):
+        shape = launch.call_shape(build_call(**arguments(tokens=tokens)))
+        plan = launch._known_plan(shape, made, True)
+        assert plan is launch._known_plan(shape, made, True) and len(launch._plans) <= 3
+
+
+def test_asking_for_a_kernel_cancels_no_other_thread_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook that cancels compilation is everybody's, and a cancelled launch silently does not happen."""
+    from triton import knobs
+
+    told: list[Any] = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **about: told.append(about))
+    before = knobs.runtime.jit_cache_hook
+
+    class Asked:
+        @staticmethod
+        def warmup(*args: Any, grid: Any, **keywords: Any) -> Any:
+            answers: list[Any] = []
+            other = threading.Thread(target=lambda: answers.append(knobs.runtime.jit_cache_hook(key="other")))
+            other.start()
+            other.join()
+            answers.append(knobs.runtime.jit_cache_hook(key="own"))
+            assert answers == [None, True] and told == [{"key": "other"}]
+            return None
+
+    assert not launch._in_cache(Asked(), (), {})
+    assert knobs.runtime.jit_cache_hook is before
 
 
 def test_a_changed_call_has_no_memo() -> None:
