@@ -31,6 +31,11 @@ HBM_SHARE = 0.9
 BEATEN = 0.97
 """A bucket gives way to a larger one that took less than this share of its time: what is nearer may be noise."""
 
+FULL_WAVES = 4.0
+BEATEN_PER_TOKEN = 0.75
+"""With that many programs per SM a call's time grows with its tokens, but for the last wave, which is at most a quarter of it: a
+bucket that fills the device so gives way to a larger one that took less than this share of its time per token."""
+
 
 def config_of(candidate: Candidate) -> Config:
     """The shipped form of a candidate's constants."""
@@ -140,16 +145,24 @@ def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict
 
 
 def _without_beaten(buckets: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
-    """The buckets that no larger one beats: what does more tokens in less time serves the fewer, too. It happens where a
-    bucket was tuned with one family only."""
+    """The buckets that no larger one beats: what does more tokens in less time serves the fewer, too, and where both fill the
+    device several times, so does what takes clearly less time per token. It happens where a bucket was tuned with one family
+    only."""
 
     def us(record: TuneRecord) -> float:
         return record.measurement.median_us if record.measurement else math.inf
 
+    def beats(more: TuneRecord, record: TuneRecord) -> bool:
+        if us(more) < BEATEN * us(record):
+            return True
+        spec = record.spec
+        waves = spec.tokens * -(-spec.heads // 64) / max(record.environment.sms or 1, 1)
+        return waves >= FULL_WAVES and us(more) * spec.tokens / more.spec.tokens < BEATEN_PER_TOKEN * us(record)
+
     return {
         tokens: record
         for tokens, record in buckets.items()
-        if not any(other > tokens and us(more) < BEATEN * us(record) for other, more in buckets.items())
+        if not any(other > tokens and beats(more, record) for other, more in buckets.items())
     }
 
 

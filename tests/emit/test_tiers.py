@@ -88,6 +88,22 @@ def test_a_bucket_that_a_larger_one_beats_inherits_from_it() -> None:
     assert served(near, fp16=True)[2] == 13.2
 
 
+def test_a_bucket_that_fills_the_device_inherits_from_what_is_faster_per_token() -> None:
+    """1,024 tokens were tuned with the portable family alone; 4,096 of them take 2.2 times as long with another one."""
+    thousand, most = replace(ONE, tokens=1024), replace(ONE, tokens=4096)
+    slow = record(thousand, 1000.0, "portable")
+    fast = [record(most, 2200.0, "sm90_ws_fp8", "fp16"), record(most, 2300.0, "sm90_ws_fp8", "bf16")]
+    rest = [slow, record(most, 4000.0, "portable")]
+    for factor, takes in ((1.0, True), (1.4, False)):
+        scaled = [replace(r, measurement=replace(r.measurement, median_us=r.measurement.median_us * factor)) for r in fast]  # type: ignore[union-attr, type-var]
+        entries = select_entries([*scaled, *rest], [thousand, most], ARCH, HASHES)
+        at = [e for e in entries if e.tokens[0] <= 1024 <= e.tokens[1] and e.tier == 0]
+        assert [e.module.startswith("sm90_ws_fp8") for e in at] == [takes]
+    few = [record(SIXTEEN, 1000.0, "portable"), record(most, 2200.0, "sm90_ws_fp8", "fp16")]
+    entries = select_entries(few, [SIXTEEN, most], ARCH, HASHES)  # 16 tokens fill nothing: their time is not in proportion
+    assert [e.module[:8] for e in entries if e.tokens[0] <= 16 <= e.tokens[1] and e.tier == 0] == ["portable"]
+
+
 @pytest.mark.parametrize("count", [3])
 def test_the_table_text_holds_the_tiers(count: int) -> None:
     entries = select_entries(ALL, [ONE], ARCH, HASHES)
