@@ -29,6 +29,11 @@ def record(spec: KernelSpec, us: float, family: str, latent: str | None = None, 
     return replace(made, measurement=Measurement(us, us, us, 9, 9, "cuda-graph", 9))
 
 
+def slower(made: TuneRecord, factor: float) -> TuneRecord:
+    assert made.measurement is not None
+    return replace(made, measurement=replace(made.measurement, median_us=made.measurement.median_us * factor))
+
+
 def served(entries: list[Entry], **more: bool) -> tuple[str, object, float | None]:
     choice = select(entries, replace(Shape("v32", 64, 2048, 64, 1), **more), "h200")
     assert choice is not None
@@ -95,12 +100,11 @@ def test_a_bucket_that_fills_the_device_inherits_from_what_is_faster_per_token()
     fast = [record(most, 2200.0, "sm90_ws_fp8", "fp16"), record(most, 2300.0, "sm90_ws_fp8", "bf16")]
     rest = [slow, record(most, 4000.0, "portable")]
     for factor, takes in ((1.0, True), (1.4, False)):
-        scaled = [replace(r, measurement=replace(r.measurement, median_us=r.measurement.median_us * factor)) for r in fast]  # type: ignore[union-attr, type-var]
-        entries = select_entries([*scaled, *rest], [thousand, most], ARCH, HASHES)
+        entries = select_entries([*(slower(r, factor) for r in fast), *rest], [thousand, most], ARCH, HASHES)
         at = [e for e in entries if e.tokens[0] <= 1024 <= e.tokens[1] and e.tier == 0]
         assert [e.module.startswith("sm90_ws_fp8") for e in at] == [takes]
     few = [record(SIXTEEN, 1000.0, "portable"), record(most, 2200.0, "sm90_ws_fp8", "fp16")]
-    entries = select_entries(few, [SIXTEEN, most], ARCH, HASHES)  # 16 tokens fill nothing: their time is not in proportion
+    entries = select_entries(few, [SIXTEEN, most], ARCH, HASHES)  # 16 tokens fill nothing
     assert [e.module[:8] for e in entries if e.tokens[0] <= 16 <= e.tokens[1] and e.tier == 0] == ["portable"]
 
 
