@@ -1,8 +1,8 @@
-"""Timings survive an edit of a template's comments: `python -m kgen.same_code FAMILY OLD_TEMPLATE`.
+"""Timings survive an edit of a template's comments (`python -m kgen.keep_timings FAMILY OLD_TEMPLATE`).
 
 Records are keyed by the hash of a template's text. Where a text changes in comments and docstrings alone, its kernels are the
 same, and `configs/records/same_code.json` says so: the new text keeps the hash under which its code was timed. An entry is
-made here, by comparing what both texts render to, and holds a digest of that code; an entry whose digest or text is not
+made by comparing what both texts render to, and holds a digest of that code; an entry whose digest or text is not
 today's says nothing.
 """
 
@@ -12,12 +12,11 @@ import ast
 import functools
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 from kgen.config import config_root
 
-__all__ = ["code_digest", "known_as", "main"]
+__all__ = ["add_entry", "code_digest", "known_as", "table_path"]
 
 
 def code_digest(texts: list[str]) -> str:
@@ -61,37 +60,7 @@ def known_as(family: str, text_hash: str) -> str:
     return text_hash
 
 
-def main(arguments: list[str]) -> int:
-    from kgen import render
-    from kgen.runtime.families import FAMILIES
-
-    if len(arguments) != 2 or arguments[0] not in FAMILIES or not Path(arguments[1]).is_file():
-        print(
-            "Usage: python -m kgen.same_code FAMILY OLD_TEMPLATE, with a file that holds the template's earlier text."
-        )
-        return 2
-    family, old = arguments[0], Path(arguments[1])
-    if family in render.CHUNK_FAMILIES:
-        print(f"Family {family} has several texts per layout; only families with one can be compared.")
-        return 2
-    digests = {}
-    for name, text in (("old", old.read_text()), ("new", render.template_path(family).read_text())):
-        digests[name] = code_digest(
-            [render.render_text(text, family, layout, "sm90") for layout in FAMILIES[family].layouts]
-        )
-    if digests["old"] != digests["new"]:
-        print(f"The texts of {family} differ in code, not in comments alone: their timings are not each other's.")
-        return 1
-    entry = {
-        "text": render.text_hash(family, render.template_path(family).read_bytes()),
-        "timed_as": render.text_hash(family, old.read_bytes()),
-        "code": digests["new"],
-    }
-    table = {**_table(), family: entry}
+def add_entry(family: str, text: str, timed_as: str, code: str) -> None:
+    """`text` and `timed_as` are hashes of the two texts, `code` the digest that both have."""
+    table = {**_table(), family: {"text": text, "timed_as": timed_as, "code": code}}
     table_path().write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    print(f"{family}: {entry['text']} is {entry['timed_as']} with other comments.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
