@@ -216,7 +216,7 @@ def _copies_whole(tensor: torch.Tensor | None) -> bool:
         return True
     outer = 1 if tensor.element_size() == 1 else tensor.dim() - 1  # of a paged cache only the way from page to page
     strides = [stride for stride, size in zip(tensor.stride()[:outer], tensor.shape, strict=False) if size > 1]
-    if outer == 1 and strides and tensor.shape[0] * strides[0] >= MAX_SPAN:
+    if tensor.element_size() == 1 and strides and tensor.shape[0] * strides[0] >= MAX_SPAN:
         return False
     return not any(number % 16 for number in (tensor.data_ptr(), *strides))
 

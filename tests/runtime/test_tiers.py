@@ -153,3 +153,12 @@ def test_a_workspace_serves_every_form_of_a_shape() -> None:
     forms = [replace(shape, fp16=fp16, aligned=aligned) for fp16 in (False, True) for aligned in (False, True)]
     needs = [serve("sm90", "h200", form).scratch for form in forms]
     assert size == max(needs) and len(set(needs)) > 1
+
+
+def test_the_span_of_flat_caches_keeps_no_family_away() -> None:
+    """Rows of bf16 are addressed in 64 bits: `supports` looks up what the call will."""
+    q = torch.zeros(3, 64, 512, dtype=torch.bfloat16, device="meta")
+    indices = torch.zeros(3, 8, dtype=torch.int32, device="meta")
+    for kv in (q.new_empty(1 << 26, 512), q.new_empty(1 << 26, 1, 512)):
+        call = build_call(q, kv, indices, sm_scale=0.1, kv_layout="bf16")
+        assert call.aligned and shape_of(q, kv, indices, "bf16").aligned
