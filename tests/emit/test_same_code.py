@@ -51,3 +51,24 @@ def test_an_entry_is_refused_for_other_code(tmp_path: Path, capsys: pytest.Captu
 def test_another_text_keeps_its_own_hash() -> None:
     assert same_code.known_as("sm90_few", "0123456789abcdef") == "0123456789abcdef"
     assert same_code.known_as("portable", "0123456789abcdef") == "0123456789abcdef"
+
+
+def test_comments_may_change_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timings stay those of the text that was timed."""
+    table, text = tmp_path / "same_code.json", render.template_path("sm90_few").read_text()
+    monkeypatch.setattr(same_code, "table_path", lambda: table)
+    second = text.replace("import triton\n", "import triton  # the compiler\n", 1)
+    third = second.replace("# the compiler", "# the compiler and its language", 1)
+    assert len({text, second, third}) == 3
+    try:
+        for old, new in ((text, second), (second, third)):
+            (tmp_path / "old").write_text(old)
+            (tmp_path / "new").write_text(new)
+            monkeypatch.setattr(render, "template_path", lambda family: tmp_path / "new")
+            same_code._table.cache_clear()
+            assert keep_timings.main(["sm90_few", str(tmp_path / "old")]) == 0
+        entry = json.loads(table.read_text())["sm90_few"]
+    finally:
+        same_code._table.cache_clear()
+    assert entry["timed_as"] == render.text_hash("sm90_few", text.encode())
+    assert entry["text"] == render.text_hash("sm90_few", third.encode())
