@@ -143,8 +143,9 @@ def verify(
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> VerifySummary:
     """Run the cases that `resume_file` has no result of. Stops at a CUDA error (the case is recorded as a crash) and
-    when the budget is spent. `repeat`: every case runs so often and must give the same bits each time. `rows_limit`:
-    at most so many rows of a case are compared. `subject`: fingerprint of what is verified; only its results count.
+    when the budget is spent; results that the file holds count in any case. `repeat`: every case runs so often and must
+    give the same bits each time. `rows_limit`: at most so many rows of a case are compared. `subject`: fingerprint of
+    what is verified; only its results count.
     """
     begin = time.monotonic()
     todo = list(cases)
@@ -164,9 +165,9 @@ def verify(
         if attempts.get(case.slug, 0) >= MAX_ATTEMPTS:
             keep(_failed(case, "crash", f"The process ended {attempts[case.slug]} times inside this case."))
             continue
-        if budget_s is not None and time.monotonic() - begin > budget_s:
+        if summary.stopped or (budget_s is not None and time.monotonic() - begin > budget_s):
             summary.stopped = f"The budget of {budget_s:g} s is spent."
-            break
+            continue  # what the file holds of later cases counts all the same
         _append(resume_file, jsonl.seal({"event": "started", "subject": subject, "slug": case.slug}))
         result, summary.poisoned = _guarded(case, attention, device, repeat, rows_limit)
         keep(result)

@@ -131,6 +131,16 @@ def test_what_is_raised_is_a_failure_without_paths() -> None:
     assert failure.kind == "error" and "/some" not in failure.sentence
 
 
+def test_results_behind_the_first_case_that_is_left_count(tmp_path: Path) -> None:
+    """Shards leave gaps: a summary of their joined files counts what each of them has."""
+    cases, file = small_cases(5), tmp_path / "r.jsonl"
+    attention = Emulated()
+    verify([cases[1], cases[3]], attention, "cpu", resume_file=file)
+    spent = verify(cases, attention, "cpu", resume_file=file, budget_s=-1.0)
+    assert [result.slug for result in spent.results] == [cases[1].slug, cases[3].slug]
+    assert spent.left == 3 and not spent.ok and "budget" in spent.stopped
+
+
 def test_budget_leaves_cases_and_the_next_run_takes_them(tmp_path: Path) -> None:
     file, attention = tmp_path / "r.jsonl", Emulated()
     first = verify(small_cases(5), attention, "cpu", resume_file=file, budget_s=-1.0)
