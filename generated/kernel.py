@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -41,3 +42,27 @@ def passes_all_arguments() -> bool:
 
     found = re.match(r"(\d+)\.(\d+)", __version__)
     return found is not None and (3, 6) <= tuple(map(int, found.groups())) <= (3, 9)
+
+
+_asking = threading.Lock()
+
+
+def in_cache(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Ask Triton for the kernel with a hook that cancels compilation: it gives the kernel if it has it, else None. The hook is
+    everybody's: what another thread compiles meanwhile must not be cancelled, for its launch would silently not happen."""
+    from triton import knobs
+
+    asker = threading.get_ident()
+    with _asking:
+        before = knobs.runtime.jit_cache_hook
+
+        def hook(**about: Any) -> Any:
+            if threading.get_ident() == asker:
+                return True
+            return None if before is None else before(**about)
+
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            return kernel.warmup(*args, grid=(1,), **keywords) is not None
+        finally:
+            knobs.runtime.jit_cache_hook = before

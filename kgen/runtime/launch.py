@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
@@ -18,7 +17,7 @@ import torch
 
 from .call import AttentionCall, CacheView
 from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early
-from .kernel import Kernel
+from .kernel import Kernel, in_cache
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
@@ -229,31 +228,7 @@ def is_compiled(call: AttentionCall, arch: str, entry: Entry, exact: bool, packa
     jobs = [(modules.attention.attention_kernel, args, plan.constants | plan.options)]
     if plan.splits > 1:
         jobs.append((modules.combine.combine_kernel, combine_args(call, plan, scratch), combine_constants(plan, call)))
-    return all(_in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
-
-
-_asking = threading.Lock()
-
-
-def _in_cache(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Ask Triton for the kernel with a hook that cancels compilation: it gives the kernel if it has it, else None. The hook is
-    everybody's: what another thread compiles meanwhile must not be cancelled, for its launch would silently not happen."""
-    from triton import knobs
-
-    asker = threading.get_ident()
-    with _asking:
-        before = knobs.runtime.jit_cache_hook
-
-        def hook(**about: Any) -> Any:
-            if threading.get_ident() == asker:
-                return True
-            return None if before is None else before(**about)
-
-        knobs.runtime.jit_cache_hook = hook
-        try:
-            return kernel.warmup(*args, grid=(1,), **keywords) is not None
-        finally:
-            knobs.runtime.jit_cache_hook = before
+    return all(in_cache(kernel, args, keywords) for kernel, args, keywords in jobs)
 
 
 Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

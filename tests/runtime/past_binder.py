@@ -94,11 +94,11 @@ def a_capture_asks_for_what_is_launched() -> int:
             asked.append(kernel.device_caches[0][4](*args, **keywords)[1:])
             return True
 
-        real, launch._in_cache = launch._in_cache, note
+        real, launch.in_cache = launch.in_cache, note
         try:
             assert launch.is_compiled(call, "sm90", choice.entry, choice.exact, PACKAGE)
         finally:
-            launch._in_cache = real
+            launch.in_cache = real
         assert asked == bound(call), (layout, heads, tokens, shift)
         count += 1
         dynamic += bool(choice.entry.config.get("dynamic", False))

@@ -245,7 +245,7 @@ def test_asking_for_a_kernel_cancels_no_other_thread_s(monkeypatch: pytest.Monke
             assert answers == [None, True] and told == [{"key": "other"}]
             return None
 
-    assert not launch._in_cache(Asked(), (), {})
+    assert not launch.in_cache(Asked(), (), {})
     assert knobs.runtime.jit_cache_hook is before
 
 
