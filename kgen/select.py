@@ -116,7 +116,9 @@ def select_entries(
     """The table of one arch, in a fixed order, with equal neighbours merged."""
     current = [r for r in records if r.spec.arch == arch.name and usable(r, template_hashes)]
     static = static_winners(current)
-    by_tier = [_buckets(record for record in current if allowed(record.candidate)) for allowed in TIERS]
+    by_tier = [
+        _from_more_heads(_buckets(record for record in current if allowed(record.candidate))) for allowed in TIERS
+    ]
     classes = sorted({device for device, _ in by_tier[0]})
     tables: list[list[Entry]] = [[] for _ in TIERS]
     for spec in sorted(set(specs), key=_order):
@@ -142,6 +144,25 @@ def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict
     for (device, spec), record in measured_winners(records).items():
         found[device, _family(spec)][spec.tokens] = record
     return {key: _without_beaten(buckets) for key, buckets in found.items()}
+
+
+def _from_more_heads(
+    found: Mapping[tuple[str, KernelSpec], dict[int, TuneRecord]],
+) -> dict[tuple[str, KernelSpec], dict[int, TuneRecord]]:
+    """Where the key with twice as many heads takes less time, the fewer heads take its kernel: as masked columns they cost
+    nothing more. It happens where fewer heads were tuned with one family only. 16 heads are one tile of every family."""
+
+    def us(record: TuneRecord) -> float:
+        return record.measurement.median_us if record.measurement else math.inf
+
+    out = {}
+    for (device, spec), buckets in found.items():
+        more = found.get((device, replace(spec, heads=2 * spec.heads)), {}) if spec.heads < 16 else {}
+        out[device, spec] = {
+            tokens: more[tokens] if tokens in more and us(more[tokens]) < BEATEN * us(record) else record
+            for tokens, record in buckets.items()
+        }
+    return out
 
 
 def _without_beaten(buckets: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
@@ -184,7 +205,8 @@ def _measured_entry(spec: KernelSpec, record: TuneRecord, arch: ArchSpec) -> Ent
     assert time is not None
     device = arch.device(environment.device_class)
     roofline = None if device is None else round(floor_us(record.spec, arch, device) / time.median_us, 3)
-    source = "measured" if record.spec.tokens == spec.tokens else "inherited"
+    same = record.spec.tokens == spec.tokens and record.spec.heads == spec.heads
+    source = "measured" if same else "inherited"
     provenance = Provenance(
         source=source, device_class=environment.device_class, gpu=environment.gpu, us=round(time.median_us, 2),
         roofline=roofline, triton=environment.triton,

@@ -108,6 +108,21 @@ def test_a_bucket_that_fills_the_device_inherits_from_what_is_faster_per_token()
     assert [e.module[:8] for e in entries if e.tokens[0] <= 16 <= e.tokens[1] and e.tier == 0] == ["portable"]
 
 
+def test_eight_heads_take_the_kernel_of_sixteen_where_it_is_faster() -> None:
+    """A tile has 16 heads in every family, so that 8 cost no more than 16 with the same kernel."""
+    eight, sixteen = replace(SIXTEEN, heads=8), replace(SIXTEEN, heads=16)
+    slow, fast = record(eight, 33.0, "portable"), record(sixteen, 20.0, "sm90_few", "fp16")
+    for more, less in ((fast, slow), (replace(slow, spec=sixteen), replace(fast, spec=eight))):
+        entries = select_entries([more, less], [eight, sixteen], ARCH, HASHES)
+        own = {e.heads: e for e in entries if e.tier == 0}
+        assert [own[8].module, own[8].provenance.us] == ["sm90_few_v32", 20.0]
+        assert own[8].provenance.source == ("inherited" if more is fast else "measured")
+        assert own[16].provenance.source == "measured"
+    thirty = [record(replace(SIXTEEN, heads=32), 33.0, "portable"), record(SIXTEEN, 20.0, "sm90_ws_fp8", "fp16")]
+    entries = select_entries(thirty, [replace(SIXTEEN, heads=32), SIXTEEN], ARCH, HASHES)
+    assert {e.heads: e.module for e in entries if e.tier == 0}[32].startswith("portable")  # 64 heads are another tile
+
+
 @pytest.mark.parametrize("count", [3])
 def test_the_table_text_holds_the_tiers(count: int) -> None:
     entries = select_entries(ALL, [ONE], ARCH, HASHES)
