@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import jinja2
+
 from kgen import render
 from kgen.runtime.families import FAMILIES
 from kgen.same_code import add_entry, code_digest, known_as
@@ -25,11 +27,17 @@ def main(arguments: list[str]) -> int:
     if family in render.CHUNK_FAMILIES:
         print(f"Family {family} has several texts per layout; only families with one can be compared.")
         return 2
-    texts = old.read_text(), render.template_path(family).read_text()
-    digests = [
-        code_digest([render.render_text(text, family, layout, "sm90") for layout in FAMILIES[family].layouts])
-        for text in texts
-    ]
+    try:
+        texts = old.read_text(), render.template_path(family).read_text()
+        digests = [
+            code_digest([render.render_text(text, family, layout, "sm90") for layout in FAMILIES[family].layouts])
+            for text in texts
+        ]
+    except (OSError, ValueError, SyntaxError, jinja2.TemplateError) as error:  # ValueError: no text, or with NUL bytes
+        print(
+            f"{old.name} is no template that can be compared ({type(error).__name__}): give the template's earlier text."
+        )
+        return 2
     if digests[0] != digests[1]:
         print(f"The texts of {family} differ in code, not in comments alone: their timings are not each other's.")
         return 1

@@ -2,8 +2,8 @@
 
 Records are keyed by the hash of a template's text. Where a text changes in comments and docstrings alone, its kernels are the
 same, and `configs/records/same_code.json` says so: the new text keeps the hash under which its code was timed. An entry is
-made by comparing what both texts render to, and holds a digest of that code; an entry whose digest or text is not
-today's says nothing.
+made by comparing what both texts render to; it counts for that text alone, and the digest of the code that it holds is
+compared with today's in the tests.
 """
 
 from __future__ import annotations

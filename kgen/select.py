@@ -146,20 +146,21 @@ def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict
     return {key: _without_beaten(buckets) for key, buckets in found.items()}
 
 
+def _us(record: TuneRecord) -> float:
+    return record.measurement.median_us if record.measurement else math.inf
+
+
 def _from_more_heads(
     found: Mapping[tuple[str, KernelSpec], dict[int, TuneRecord]],
 ) -> dict[tuple[str, KernelSpec], dict[int, TuneRecord]]:
     """Where the key with twice as many heads takes less time, the fewer heads take its kernel: as masked columns they cost
     nothing more. It happens where fewer heads were tuned with one family only. 16 heads are one tile of every family."""
 
-    def us(record: TuneRecord) -> float:
-        return record.measurement.median_us if record.measurement else math.inf
-
     out = {}
     for (device, spec), buckets in found.items():
         more = found.get((device, replace(spec, heads=2 * spec.heads)), {}) if spec.heads < 16 else {}
         out[device, spec] = {
-            tokens: more[tokens] if tokens in more and us(more[tokens]) < BEATEN * us(record) else record
+            tokens: more[tokens] if tokens in more and _us(more[tokens]) < BEATEN * _us(record) else record
             for tokens, record in buckets.items()
         }
     return out
@@ -170,15 +171,12 @@ def _without_beaten(buckets: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
     device several times, so does what takes clearly less time per token. It happens where a bucket was tuned with one family
     only."""
 
-    def us(record: TuneRecord) -> float:
-        return record.measurement.median_us if record.measurement else math.inf
-
     def beats(more: TuneRecord, record: TuneRecord) -> bool:
-        if us(more) < BEATEN * us(record):
+        if _us(more) < BEATEN * _us(record):
             return True
         spec = record.spec
         waves = spec.tokens * -(-spec.heads // 64) / max(record.environment.sms or 1, 1)
-        return waves >= FULL_WAVES and us(more) * spec.tokens / more.spec.tokens < BEATEN_PER_TOKEN * us(record)
+        return waves >= FULL_WAVES and _us(more) * spec.tokens / more.spec.tokens < BEATEN_PER_TOKEN * _us(record)
 
     return {
         tokens: record

@@ -219,9 +219,7 @@ class TuneRecord:
     max_error: float | None = None
     considered: int | None = None  # static picks: how many candidates were compiled for this spec
     rejected: tuple[tuple[str, int], ...] = ()  # static picks: why the others fell, counted by kind
-    inputs: int | None = (
-        None  # recipe of the timing inputs (`INPUTS_RECIPE`); None: made before recipes had numbers, so 1
-    )
+    inputs: int | None = None  # recipe of the timing inputs (`INPUTS_RECIPE`); None: before these had numbers, so 1
 
     @property
     def outdated(self) -> bool:

@@ -48,6 +48,17 @@ def test_an_entry_is_refused_for_other_code(tmp_path: Path, capsys: pytest.Captu
     assert same_code.table_path().read_text() == before
 
 
+@pytest.mark.parametrize("held", [b"\xff\xfe", b"{{ unclosed", b"def broken(:\n", b"{{ nowhere }}", b"x = 1\0"])
+def test_a_file_that_is_no_template_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: bytes
+) -> None:
+    before = same_code.table_path().read_text()
+    (tmp_path / "old.jinja").write_bytes(held)
+    assert keep_timings.main(["sm90_few", str(tmp_path / "old.jinja")]) == 2
+    assert "no template that can be compared" in capsys.readouterr().out
+    assert same_code.table_path().read_text() == before
+
+
 def test_another_text_keeps_its_own_hash() -> None:
     assert same_code.known_as("sm90_few", "0123456789abcdef") == "0123456789abcdef"
     assert same_code.known_as("portable", "0123456789abcdef") == "0123456789abcdef"
