@@ -2,7 +2,7 @@
 
 A CUDA error ends every further call of its process, so whoever starts this starts it again with the same --resume file
 when it ends with RESTART or by a signal; `kgen verify` does. The exit code says what was found: 0 nothing, 1 failed
-cases, 4 the budget is spent and cases are left, 75 go on in a new process.
+cases, 4 the budget is spent and cases are left, 75 go on in a new process, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import argparse
 import hashlib
 import importlib
 import json
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,35 +23,57 @@ if TYPE_CHECKING:  # this module's exit codes are imported by the command line, 
 
     from kgen.check import Inputs
     from kgen.verify import Attention, Results
+    from kgen.verify_cases import VerifyCase
 
-FAILED, UNFINISHED, RESTART = 1, 4, 75
+FAILED, UNFINISHED, RESTART, INTERRUPTED = 1, 4, 75, 130
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m kgen.verify_child", description=__doc__)
     made.add_argument("--suite", choices=("core", "full", "sanitizer"), default="core")
     made.add_argument("--resume", type=Path, metavar="FILE", help="results file; what it holds is not run again")
-    made.add_argument("--budget", type=float, metavar="S", help="seconds after which no case is started")
+    made.add_argument("--budget", type=float, metavar="S", help="seconds from now after which no case is started")
     made.add_argument("--repeat", type=int, default=1, metavar="N", help="run every case N times; bits must agree")
     made.add_argument("--rows", type=int, metavar="N", help="compare at most N rows of a case")
-    made.add_argument("--shard", default="0/1", metavar="i/N", help="every N-th case, from the i-th on (from 0)")
+    made.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="the I-th of N shares (from 0)")
     made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     made.add_argument("--package", default="generated", help="the emitted package")
     made.add_argument("--limit", type=int, metavar="N", help="only the first N cases")
     made.add_argument("--json", type=Path, metavar="OUT", help="write the summary there")
+    made.add_argument("--parent", type=int, metavar="PID", help="be killed when this process, which started us, ends")
     return made
 
 
+def shard(text: str) -> tuple[int, int]:
+    """(I, N) of "I/N"; ValueError unless 0 <= I < N."""
+    part, parts = (int(number) for number in text.split("/"))
+    if not 0 <= part < parts:
+        raise ValueError(f"shard {text} is not I/N with I from 0 to N-1")
+    return part, parts
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    begin = time.monotonic()  # a budget counts from here: the imports below take seconds
     args = parser().parse_args(argv)
+    if args.parent is not None:
+        from kgen.worker_child import die_with
+
+        die_with(args.parent)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # its way to say that Ctrl-C was pressed
+    try:
+        return _run(args, begin)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(args: argparse.Namespace, begin: float) -> int:
     import torch
 
-    from kgen.verify import CaseResult, environment_here, shard_of, verify
-    from kgen.verify_forms import formed_cases
+    from kgen.verify import CaseResult, environment_here, verify
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    part, parts = (int(number) for number in args.shard.split("/"))
-    cases = shard_of(formed_cases(args.suite, device), part, parts)[: args.limit]
+    part, parts = args.shard
+    cases = cases_of_shard(args.suite, device, part, parts, args.package)[: args.limit]
 
     def tell(result: CaseResult) -> None:
         if not result.ok:
@@ -60,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shipped_attention(args.package),
         device,
         resume_file=args.resume,
-        budget_s=args.budget,
+        budget_s=None if args.budget is None else round(args.budget - (time.monotonic() - begin), 1),
         repeat=args.repeat,
         rows_limit=args.rows,
         subject=subject_of(args.package, environment_here(device)),
@@ -74,6 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if summary.poisoned:
         return RESTART
     return FAILED if summary.failures else UNFINISHED if summary.left else 0
+
+
+def cases_of_shard(suite: str, device: str, part: int, parts: int, package: str) -> list[VerifyCase]:
+    """The cases of one of `parts` processes, in the order in which it runs them."""
+    from kgen.verify_forms import formed_cases
+    from kgen.verify_shards import kernels_here, shard_of
+
+    cases = formed_cases(suite, device)
+    return shard_of(cases, part, parts, kernels_here(cases, package, device))
 
 
 # ---------------------------------------------------------------------------------------------- what is verified

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: list[str]) -> int:
     """Serve jobs until the pipe is closed."""
     pipe: Connection[Any, Any] = Connection(int(argv[0]))
-    _die_with(int(argv[1]))
+    die_with(int(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     try:
         evaluate = load_function(argv[2])
@@ -80,12 +80,12 @@ def _answer(job: Job, evaluate: Callable[..., Any], finals: Callable[..., Any] |
     return answer, any(outcome.failure is not None and poisons(outcome.failure.message) for outcome in outcomes)
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the parent's thread that started us ends: a worker never outlives its tuning run."""
+def die_with(parent: int) -> None:
+    """Be killed when the parent's thread that started us ends: a worker never outlives its run."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
-        pass  # no Linux: the closed pipe ends us when the job is done
+        pass  # no Linux: a worker ends with its pipe, when the job is done
     if os.getppid() != parent:
         os._exit(1)
 

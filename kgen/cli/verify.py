@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
+import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import typer
 
 from kgen.archs import ArchSpec
 from kgen.build import ProbeJob
-from kgen.cli.common import FOUND, INTERRUPTED, Json, MachineError, arch_or_here, command, local_gpu, show
-from kgen.errors import BuildError
-
-MAX_STARTS = 100
-"""Processes that one run may start: each lost CUDA context costs one."""
+from kgen.cli.common import FOUND, INTERRUPTED, MACHINE, Json, MachineError, arch_or_here, command, local_gpu, show
+from kgen.cli.verify_jobs import Ending, Shard, run_shards, summary_of
+from kgen.errors import BuildError, ConfigError
 
 
 @command("verify")
@@ -26,6 +21,8 @@ def verify_command(
     budget: Optional[float] = typer.Option(None, "--budget", help="Seconds after which no case is started.", min=0.0),
     resume: Optional[Path] = typer.Option(None, "--resume", help="Results file; what it holds is not run again."),
     repeat: int = typer.Option(1, "--repeat", help="Run every case so often; all bits must agree.", min=1),
+    jobs: int = typer.Option(1, "--jobs", help="Processes that share the GPU; each kernel is compiled by one.", min=1),
+    shard: Optional[str] = typer.Option(None, "--shard", help="I/N: the I-th of N shares (from 0), for several machines."),
     compile_: bool = typer.Option(False, "--compile", help="Compile every kernel of an arch's table instead; no GPU."),
     arch: Optional[str] = typer.Option(None, "--arch", help="With --compile: sm90, sm100, sm120 or sm121."),
     as_json: bool = Json,
@@ -33,20 +30,53 @@ def verify_command(
     """Check the kernels in generated/: results against a float64 reference, or with --compile that all still compile."""
     if compile_:
         return _compile(arch_or_here(arch), as_json)
+    shards = _shards(jobs, shard)
     _require_machine(arch)
     suite = "full" if full else "core"
     file = resume or Path(".kgen") / f"verify-{suite}.jsonl"
-    with tempfile.TemporaryDirectory(prefix="kgen-verify-") as folder:
-        report = Path(folder) / "summary.json"
-        line = ["--suite", suite, "--resume", str(file), "--repeat", str(repeat), "--json", str(report)]
-        code, said = _run_child(line, budget)
-        if not report.is_file():
-            raise MachineError(f"The verifying process ended with code {code} before it had a summary: {said}")
-        summary: dict[str, Any] = json.loads(report.read_text())
-    show(summary, said.splitlines(), as_json)
-    if code < 0:
+    begin = time.monotonic()
+    ending = run_shards(shards, ["--suite", suite, "--resume", str(file), "--repeat", str(repeat)], budget)
+    return _report(suite, shards, file, ending, begin, budget, as_json)
+
+
+def _shards(jobs: int, shard: str | None) -> list[Shard]:
+    from kgen.verify_child import shard as parsed
+
+    if shard is None:
+        return [(part, jobs) for part in range(jobs)]
+    if jobs > 1:
+        raise ConfigError("--shard is one share for one process: leave out --jobs.")
+    try:
+        return [parsed(shard)]
+    except ValueError:
+        raise ConfigError(f"--shard {shard!r} is not I/N with I from 0 to N-1, as in 0/4.") from None
+
+
+def _report(
+    suite: str, shards: list[Shard], file: Path, ending: Ending, begin: float, budget: float | None, as_json: bool
+) -> int:
+    """Print the summary of a run over what its file holds, and say how it ended."""
+    from kgen.verify_child import cases_of_shard
+    from kgen.verify_forms import formed_cases
+
+    device = "cpu" if local_gpu() is None else "cuda"
+    alone = shards[0] if len(shards) == 1 else (0, 1)
+    cases = formed_cases(suite, device) if alone == (0, 1) else cases_of_shard(suite, device, *alone, "generated")
+    summary = summary_of(cases, file, device)
+    summary.seconds = time.monotonic() - begin
+    spent = [f"The budget of {budget:g} s is spent."] if budget is not None and budget < summary.seconds else []
+    reasons = [*ending.early, *(["Interrupted."] if ending.interrupted else spent)]
+    summary.stopped = " ".join(reasons) if summary.left else ""
+    many = "processes" if len(shards) > 1 else "process"
+    lines = [*summary.lines(), f"{len(shards)} {many}, {summary.seconds:.0f} s."]
+    show(summary.to_json() | {"processes": len(shards)}, lines, as_json)
+    if ending.interrupted:
         return INTERRUPTED
-    return 0 if summary["ok"] or (not summary["failures"] and summary["stopped"]) else FOUND
+    if summary.failures:
+        return FOUND
+    if ending.early and summary.left:
+        return MACHINE
+    return 0 if summary.ok or summary.stopped else FOUND
 
 
 def _require_machine(arch: str | None) -> None:
@@ -60,23 +90,6 @@ def _require_machine(arch: str | None) -> None:
         )
     if gpu is not None and arch is not None and arch != gpu[0]:
         raise MachineError(f"This GPU ({gpu[1]}) is {gpu[0]}, not {arch}: only --compile works for another arch.")
-
-
-def _run_child(line: list[str], budget: float | None) -> tuple[int, str]:
-    """(exit code, what it printed) of the last child; started again while it ends by a signal or with a lost context."""
-    import time
-
-    from kgen.verify_child import RESTART
-
-    begin, code, said = time.monotonic(), RESTART, ""
-    for _ in range(MAX_STARTS):
-        left = [] if budget is None else ["--budget", str(max(0.0, budget - (time.monotonic() - begin)))]
-        command_line = [sys.executable, "-m", "kgen.verify_child", *line, *left]
-        done = subprocess.run(command_line, stdout=subprocess.PIPE, text=True)
-        code, said = done.returncode, done.stdout
-        if code != RESTART and code >= 0:
-            break
-    return code, said
 
 
 # ---------------------------------------------------------------------------------------------- --compile

@@ -1,0 +1,154 @@
+"""Processes of `kgen.verify_child` that share a GPU and a results file, and the summary over all of them.
+
+The file is the only thing that they share: whole lines are appended under a lock, every shard holds other cases, and what
+any process wrote before it died counts. So nothing is merged, and a later run with another number of processes goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kgen.verify_child import RESTART
+
+if TYPE_CHECKING:
+    from kgen.verify import VerifySummary
+    from kgen.verify_cases import VerifyCase
+
+CHILD = (sys.executable, "-m", "kgen.verify_child")
+MAX_STARTS = 100
+"""Processes that one shard may start: each lost CUDA context costs one."""
+
+STOP_S, LATE_S, POLL_S = 10.0, 60.0, 0.1
+"""Seconds in which a process that is told to stop must be gone, seconds behind the budget after which it is told to, and
+seconds between two looks at all of them."""
+
+Shard = tuple[int, int]
+
+
+@dataclass
+class Ending:
+    """How the processes of a run ended."""
+
+    interrupted: bool = False
+    early: list[str] = field(default_factory=list)  # a sentence for each shard that was given up
+
+
+def run_shards(
+    shards: Sequence[Shard], line: Sequence[str], budget_s: float | None = None, child: Sequence[str] = CHILD
+) -> Ending:
+    """Run a process for each shard until all are done: `child`, then the arguments `line` and those of the shard.
+
+    A process that ends with RESTART or by a signal is started again. Ctrl-C stops all of them and returns; they record
+    that the cases they were in are not to blame. What they say goes to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="kgen-verify-") as folder:
+        run = _Run([*child, *line], budget_s, Path(folder), threads_each(len(shards)))
+        try:
+            for shard in shards:
+                run.start(shard)
+            while run.running:
+                run.look()
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            run.ending.interrupted = True
+        finally:
+            run.stop()
+    return run.ending
+
+
+def threads_each(processes: int) -> dict[str, str]:
+    """An environment in which processes share the cores, unless the caller's says how many threads to take."""
+    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+
+
+class _Run:
+    """The processes that are running."""
+
+    def __init__(self, line: list[str], budget_s: float | None, folder: Path, env: Mapping[str, str]) -> None:
+        self.running: dict[Shard, subprocess.Popen[bytes]] = {}
+        self.ending = Ending()
+        self._line, self._budget_s, self._folder, self._env = line, budget_s, folder, env
+        self._begin = time.monotonic()
+        self._starts: dict[Shard, int] = {}
+
+    def start(self, shard: Shard) -> None:
+        self._starts[shard] = self._starts.get(shard, 0) + 1
+        self._report(shard).unlink(missing_ok=True)
+        line = [*self._line, "--shard", f"{shard[0]}/{shard[1]}", "--json", str(self._report(shard))]
+        line += ["--parent", str(os.getpid())]
+        line += [] if self._budget_s is None else ["--budget", f"{max(0.0, self._left()):.1f}"]
+        self.running[shard] = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **self._env},
+            start_new_session=True,  # Ctrl-C of the terminal does not reach it, and its compilers can be ended with it
+        )
+
+    def look(self) -> None:
+        """Start again what ended and must go on; stop everything when the budget has been spent for long."""
+        for shard, process in list(self.running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self.running[shard]
+            again = code == RESTART or code < 0
+            if again and self._left() > 0 and self._starts[shard] < MAX_STARTS:
+                self.start(shard)
+            elif again and self._left() > 0:
+                self._give_up(shard, f"was started {MAX_STARTS} times and ended with code {code}")
+            elif not again and not self._report(shard).is_file():
+                self._give_up(shard, f"ended with code {code} before it had a summary")
+        if self._left() < -LATE_S and self.running:
+            for shard in self.running:
+                self._give_up(shard, f"was in a case {LATE_S:g} s after the budget was spent")
+            self.stop()
+
+    def stop(self) -> None:
+        """End what is running and wait for it: SIGTERM to each process, SIGKILL to those (with their compilers) that stay."""
+        try:
+            for process in self.running.values():
+                process.terminate()
+            until = time.monotonic() + STOP_S
+            while time.monotonic() < until and any(process.poll() is None for process in self.running.values()):
+                time.sleep(POLL_S)
+        finally:
+            for process in self.running.values():
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+                process.wait()
+            self.running.clear()
+
+    def _left(self) -> float:
+        return float("inf") if self._budget_s is None else self._budget_s - (time.monotonic() - self._begin)
+
+    def _report(self, shard: Shard) -> Path:
+        return self._folder / f"{shard[0]}.json"
+
+    def _give_up(self, shard: Shard, why: str) -> None:
+        self.ending.early.append(f"The process of shard {shard[0]}/{shard[1]} {why}.")
+
+
+def summary_of(cases: Sequence[VerifyCase], file: Path, device: str, package: str = "generated") -> VerifySummary:
+    """What a results file says of `cases`, for the emitted package as it is here. Nothing is run."""
+    from kgen.verify import environment_here, verify
+    from kgen.verify_child import subject_of
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a summary runs no case")
+
+    subject = subject_of(package, environment_here(device))
+    return verify(cases, never, device, resume_file=file, budget_s=-1.0, subject=subject)
