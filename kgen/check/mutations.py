@@ -1,12 +1,14 @@
 """Proof that the checks can see: a correct kernel in torch, and the ways in which kernels were wrong (decision 16).
 
-`emulate` does what a good kernel does: K in bf16, fp32 accumulation, P rounded to bf16 before P.V, out in bf16. Each
+`emulate` does what a good kernel does: K in bf16, fp32 accumulation, P rounded to bf16 before P.V, out in bf16. With
+`latents="fp16"` it multiplies them in fp16, which is right for a call that states its scales and wrong for any other. Each
 mutation changes one thing and has an input on which `compare` must pass the correct emulation and fail the mutated one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,6 +43,7 @@ class Quirks:
     multiply_mask: bool = False  # 0 * NaN of a masked slot
     minus_inf_start: bool = False  # B01: NaN when the first block is masked
     empty_is_nan: bool = False
+    latents: str = "bf16"  # how scaled latents become operands: a key of `_LATENTS`
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def _softmax(inputs: Inputs, q: Tensor, keys: Tensor, valid: Tensor, quirks: Qui
 
 
 class _Loaded:
-    """Keys float32 [T, topk, d] (rounded to bf16) and valid bool [T, topk] of one cache, by a kernel with `quirks`."""
+    """Keys float32 [T, topk, d] and valid bool [T, topk] of one cache, by a kernel with `quirks`."""
 
     def __init__(self, inputs: Inputs, kv: Tensor, indices: Tensor, lengths: Tensor | None, quirks: Quirks) -> None:
         topk, tokens = indices.shape[-1], inputs.tokens
@@ -122,7 +125,28 @@ class _Loaded:
             order = valid.int().cumsum(1) if quirks.drop_key == "first" else valid.int().flip(1).cumsum(1).flip(1)
             valid &= order > 1
         self.valid = valid
-        self.keys = _rows(inputs.kv_layout, kv, index.clamp(0, slots - 1), quirks).to(torch.bfloat16).float()
+        self.keys = _rows(inputs.kv_layout, kv, index.clamp(0, slots - 1), quirks)
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+def _truncated(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) & -65536).view(torch.float32)
+
+
+_LATENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bf16": lambda code, scale: _bf16(code * scale),
+    "fp16": lambda code, scale: (code.half() * scale.half()).float(),
+    "truncated": lambda code, scale: _truncated(code * scale),
+    "scale_in_bf16": lambda code, scale: _bf16(code * _bf16(scale)),
+    "scale_truncated": lambda code, scale: _bf16(code * _truncated(scale)),
+    "twice": lambda code, scale: _bf16(
+        (code * scale).half().float()
+    ),  # to fp16 first: a tie may be made where none was
+    "scale_in_fp16": lambda code, scale: code * scale.half().float(),  # and no rounding of K
+}
 
 
 def _rows(layout: str, kv: Tensor, slot: Tensor, quirks: Quirks) -> Tensor:
@@ -147,11 +171,8 @@ def _rows(layout: str, kv: Tensor, slot: Tensor, quirks: Quirks) -> Tensor:
     factors = _factors(layout, take(scale, scale_bytes), quirks)
     if quirks.swap_scale_groups:
         factors = factors.flip(-1)
-    values = (
-        take(data, latent).view(torch.float8_e4m3fn).float().view(*slot.shape, latent // group, group)
-        * factors[..., None]
-    )
-    parts = [values.flatten(-2)]
+    codes = take(data, latent).view(torch.float8_e4m3fn).float().view(*slot.shape, latent // group, group)
+    parts = [_LATENTS[quirks.latents](codes, factors[..., None]).flatten(-2)]
     if layout in ("v32", "v4"):
         parts.append(take(data + (528 if layout == "v32" else 448), 128).view(torch.bfloat16).float())
     return torch.cat(parts, -1)
@@ -184,6 +205,7 @@ class Mutation:
 _BASE = CaseSpec(layout="bf16_d576", heads=16, topk=128, slots=300, tokens=4, sink="near")
 _FP8 = replace(_BASE, layout="v4", page=61, topk=64)
 _DUAL = replace(_FP8, extra_topk=70, extra_page=2, extra_slots=90)
+_ANY_SCALE = replace(_BASE, layout="v32", page=61, topk=64, scale_rule="arbitrary")
 _LONG = replace(_BASE, topk=2048, slots=4096, tokens=2, index="clean", lengths="none")
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -219,4 +241,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "minus_inf_start", Quirks(minus_inf_start=True), replace(_BASE, index="leading", index_at=16, lengths="none")
     ),
     Mutation("empty_is_nan", Quirks(empty_is_nan=True), replace(_BASE, index="some_empty", sink="none")),
+    # K of arbitrary scales. "fp16", "scale_in_fp16" and "twice" are no further from the truth than K rounded to bf16 is
+    *(
+        Mutation(f"latents_{name}", Quirks(latents=name), _ANY_SCALE, "lse")
+        for name in ("fp16", "truncated", "scale_in_bf16", "scale_truncated", "scale_in_fp16", "twice")
+    ),
 )
