@@ -60,9 +60,7 @@ class CaseResult:
     sentence: str
     tolerance: str
     seconds: float
-    worst: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # tensor -> max_abs, needed_abs, cos_diff, from_truth
+    worst: dict[str, dict[str, float]] = field(default_factory=dict)  # tensor -> name of an error -> its size
 
     def line(self, subject: str) -> str:
         return jsonl.seal({"event": "done", "subject": subject, **asdict(self)})
