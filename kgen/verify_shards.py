@@ -86,29 +86,25 @@ def shard_of(
 
 
 def assign(cases: Sequence[VerifyCase], kernels: Sequence[KernelForm | None], parts: int) -> list[int]:
-    """The shard of every case: the dearest piece first, each to the shard that is done first with it. A piece is up to
+    """The shard of every case: the dearest piece first, each to the shard that has the least. A piece is up to
     MOST_CASES cases of one kernel, or one case whose kernel is not known."""
     groups: dict[KernelForm | int, list[int]] = {}
     for at, kernel in enumerate(kernels):
         groups.setdefault(at if kernel is None else kernel, []).append(at)
     seconds = [case_seconds(case.spec, interpreted=kernel is None) for case, kernel in zip(cases, kernels, strict=True)]
-    pieces: list[tuple[float, float, list[int]]] = []  # seconds without compiling, seconds of compiling, cases
+    pieces: list[tuple[float, list[int]]] = []
     for members in groups.values():
         count = min(parts, -(-len(members) // MOST_CASES))
         served = kernels[members[0]]
         compile_s = 0.0 if served is None else served.compile_s
         for start in range(count):
             piece = members[start::count]
-            pieces.append((sum(seconds[at] for at in piece), compile_s, piece))
-    pieces.sort(key=lambda piece: (-piece[0] - piece[1], piece[2][0]))
-    load, compiled, shards = [0.0] * parts, [set[KernelForm]() for _ in range(parts)], [0] * len(cases)
-    for case_s, compile_s, piece in pieces:
-        kernel = kernels[piece[0]]
-        ends = [(load[n] + case_s + (0.0 if kernel in compiled[n] else compile_s), n) for n in range(parts)]
-        end, shard = min(ends)
-        load[shard] = end
-        if kernel is not None:
-            compiled[shard].add(kernel)
+            pieces.append((compile_s + sum(seconds[at] for at in piece), piece))
+    pieces.sort(key=lambda piece: (-piece[0], piece[1][0]))
+    load, shards = [0.0] * parts, [0] * len(cases)
+    for piece_s, piece in pieces:
+        shard = load.index(min(load))
+        load[shard] += piece_s
         for at in piece:
             shards[at] = shard
     return shards
