@@ -1,4 +1,4 @@
-"""A key that dominates its row has a P of exactly 1, wherever it comes, though the maximum is lazy."""
+"""A key that dominates its row has a P of exactly 1 where P is rounded to bf16, wherever it comes, though the maximum is lazy."""
 
 from __future__ import annotations
 
@@ -9,47 +9,95 @@ import torch
 
 from kgen.check import Inputs
 from kgen.check.gluon_model import run_module
+from kgen.check.pack import pack_paged
 from kgen.runtime.launch import attention_args, item_counter
+from kgen.runtime.layouts import LAYOUTS
 
 from .forms import FORMS
 from .running import Form, bound_call, parts_of
 
 WS = [form for form in FORMS["bf16_d512"] if form.family == "sm90_ws"]
+FP8 = [
+    (layout, form)
+    for layout in ("v32", "v4")
+    for form in FORMS[layout]
+    if form.family in ("sm90_ws_fp8", "sm90_pair_fp8")
+]
+FIRST_FP8 = {(layout, form.family): form for layout, form in reversed(FP8)}
 GROWTH = 7 + math.log2(1 + 1 / 256)  # less than the slack of 8; a P of 2^GROWTH is as far from a bf16 as can be
 PLACES = (5, 64 + 5, 128 + 5, 192 + 5)  # tile 0 and 1 of the first pair, and of the second
+SHARE = "SHARE = gl.constexpr(1)"
+"""How the text of the fp8 families says how much of a row's sum a key must have."""
 
 
-def first_parts(form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+def first_parts(form: Form, layout: str, text: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(fp32 rows of the split that has the keys, what they should be): a small key in both tiles of the first pair, and a
-    dominant one at each place."""
-    kv = torch.zeros(4, 512)
+    dominant one at each place. The logit and the largest values are in the last 64 dims, which are bf16 in every layout."""
+    d = LAYOUTS[layout].d_qk
+    kv = torch.zeros(4, d)
     kv[1, 300] = 1.0  # its logit is 0
-    kv[2, :3] = torch.tensor([7.0, GROWTH - 7, 0.5])
+    kv[2, -64:-61] = torch.tensor([7.0, GROWTH - 7, 0.5])
+    kv[2, 100] = 7.0
     kv[2, 400] = 1.0
-    kv = kv.bfloat16()
-    q = torch.zeros(len(PLACES), 20, 512)
-    q[..., :2] = 1.0
+    kv[2] = kv[2].bfloat16()
+    q = torch.zeros(len(PLACES), 20, d)
+    q[..., -64:-62] = 1.0
     indices = torch.full((len(PLACES), 512), -1, dtype=torch.int32)
     indices[:, (0, 64)] = 1
     for token, place in enumerate(PLACES):
         indices[token, place] = 2
-    call, _ = bound_call(Inputs(q.bfloat16(), kv, indices, math.log(2), "bf16"))
+    fp8 = LAYOUTS[layout].fp8
+    cache = pack_paged(kv, layout, 2) if fp8 else kv.bfloat16()
+    call, _ = bound_call(Inputs(q.bfloat16(), cache, indices, math.log(2), layout if fp8 else "bf16"))
     parts = parts_of(call, 2)
     plan = form.plan(call, 2, exact=True)
     args = attention_args(call, parts, plan, item_counter(call, plan))
-    run_module(form.text("bf16_d512"), plan.constants, args, form.grid(call, 2, 3))
-    logit = kv[2, :2].double().sum()
+    run_module(text or form.text(layout), plan.constants, args, form.grid(call, 2, 3))
+    logit = kv[2, -64:-62].double().sum()
     small = 2 / (2 + torch.exp2(logit))
-    return parts[0].view(len(PLACES), 2, 20, 512)[:, 0], kv[1].double() * small + kv[2].double() * (1 - small)
+    return parts[0].view(len(PLACES), 2, 20, 512)[:, 0], (kv[1] * small + kv[2].double() * (1 - small))[:512]
+
+
+def with_share(form: Form, layout: str, share: int) -> str:
+    text = form.text(layout)
+    assert text.count(SHARE) == 1
+    return text.replace(SHARE, f"SHARE = gl.constexpr({share})")
 
 
 @pytest.mark.parametrize("form", WS, ids=str)
 def test_a_dominant_key_is_not_rounded(form: Form) -> None:
-    rows, truth = first_parts(form)
+    rows, truth = first_parts(form, "bf16_d512")
     assert (rows - truth).abs().max() < 1e-5
 
 
 def test_growth_alone_would_round_it() -> None:
     """What the share is for: without it the key's P is off by 2^-8 in the second pair, and the row's 7 by 0.027."""
-    rows, truth = first_parts(WS[0].replace(share=-100))
+    rows, truth = first_parts(WS[0].replace(share=-100), "bf16_d512")
     assert ((rows - truth).abs().amax((1, 2))[2:] > 0.02).all()
+
+
+@pytest.mark.parametrize(("layout", "form"), FP8, ids=lambda part: getattr(part, "family", part))
+def test_a_dominant_key_of_fp8_is_not_rounded(layout: str, form: Form) -> None:
+    """P is fp16 alone in v32 with fp16 latents: rounded, but by no more than 2^-11."""
+    rows, truth = first_parts(form, layout)
+    alone = layout == "v32" and dict(form.tunables)["latent"] == "fp16"
+    assert (rows - truth).abs().max() < (7 * 2**-11 if alone else 1e-5)
+
+
+@pytest.mark.parametrize("latent", ["bf16", "fp16"])
+@pytest.mark.parametrize(("layout", "family"), sorted(FIRST_FP8))
+def test_growth_alone_would_round_it_in_fp8(layout: str, family: str, latent: str) -> None:
+    """Without the share, P is off where it is bf16: for bf16 latents, and for the rope dims of v4, which are values."""
+    form = FIRST_FP8[layout, family].replace(latent=latent)
+    rows, truth = first_parts(form, layout, with_share(form, layout, -100))
+    error = (rows - truth).abs().amax(1)[2:]
+    for dim, rounded in ((100, latent == "bf16"), (448, layout == "v4")):
+        assert ((error[:, dim] > 0.02) if rounded else (error[:, dim] < 7 * 2**-11)).all()
+
+
+@pytest.mark.parametrize("family", ["sm90_ws_fp8", "sm90_pair_fp8"])
+def test_fp16_alone_has_no_share(family: str) -> None:
+    """Where no P is bf16 the rule is not there: a share that any growth exceeds changes no bit."""
+    form = FIRST_FP8["v32", family].replace(latent="fp16")
+    rows, _ = first_parts(form, "v32")
+    assert torch.equal(rows, first_parts(form, "v32", with_share(form, "v32", 100))[0])
