@@ -36,6 +36,11 @@ BEATEN_PER_TOKEN = 0.75
 """With that many programs per SM a call's time grows with its tokens, but for the last wave, which is at most a quarter of it: a
 bucket that fills the device so gives way to a larger one that took less than this share of its time per token."""
 
+HALF_AGAIN = 1.5
+"""A bucket between two measured ones, of which the smaller has half of its tokens, takes the smaller one's winner where the larger
+one took more than this many times as long. Split counts follow the tokens (`kgen.runtime.launch`): with twice the tokens a winner
+took 1.2 to 1.4 times as long, with half of them 0.8 to 1.0 times, so that at this ratio both are about even (docs/design.md)."""
+
 
 def config_of(candidate: Candidate) -> Config:
     """The shipped form of a candidate's constants."""
@@ -97,14 +102,22 @@ def measured_winners(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpe
     return {key: record for key, record in found.items() if record is not None}
 
 
-def static_winners(records: Iterable[TuneRecord]) -> dict[KernelSpec, TuneRecord]:
-    """The last static pick of every spec."""
-    return {r.spec: r for r in records if r.environment.device_class == STATIC and r.estimate_us is not None}
+def static_winners(records: Iterable[TuneRecord]) -> dict[KernelSpec, dict[int, TuneRecord]]:
+    """The last static pick of every spec, by spec without its bucket, then by bucket."""
+    found: dict[KernelSpec, dict[int, TuneRecord]] = defaultdict(dict)
+    for record in records:
+        if record.environment.device_class == STATIC and record.estimate_us is not None:
+            found[_family(record.spec)][record.spec.tokens] = record
+    return found
 
 
-def _nearest(bucket: int, buckets: Iterable[int]) -> int:
-    """The bucket whose tokens are nearest in ratio; the larger one in a tie."""
-    return min(buckets, key=lambda other: (abs(math.log2(other / bucket)), -other))
+def _serving(bucket: int, buckets: Mapping[int, TuneRecord]) -> TuneRecord:
+    """The record that serves a bucket: its own, else the one whose tokens are nearest in ratio, the larger one in a tie. Between
+    the one of half the tokens and the next larger one `HALF_AGAIN` decides; static picks have no times: it is the larger then."""
+    half, larger = bucket // 2, min((other for other in buckets if other > bucket), default=0)
+    if bucket not in buckets and half in buckets and larger:
+        return buckets[half if _us(buckets[larger]) > HALF_AGAIN * _us(buckets[half]) else larger]
+    return buckets[min(buckets, key=lambda other: (abs(math.log2(other / bucket)), -other))]
 
 
 def select_entries(
@@ -123,18 +136,20 @@ def select_entries(
     tables: list[list[Entry]] = [[] for _ in TIERS]
     for spec in sorted(set(specs), key=_order):
         found = False
+        picks = static.get(_family(spec))
+        ranked = _static_entry(spec, _serving(spec.tokens, picks)) if picks else None
         for device in classes:
             before: TuneRecord | None = None
             for tier, families in enumerate(by_tier):
                 buckets = families.get((device, _family(spec)))
-                record = buckets[_nearest(spec.tokens, buckets)] if buckets else None
+                record = _serving(spec.tokens, buckets) if buckets else None
                 if record is not None and (before is None or record.candidate != before.candidate):
                     tables[tier].append(replace(_measured_entry(spec, record, arch), tier=tier))
                     before, found = record, True
-            if before is not None and is_gluon(before.candidate) and spec in static:
-                tables[-1].append(replace(_static_entry(spec, static[spec]), tier=len(TIERS) - 1))
-        if not found and spec in static:
-            tables[0].append(_static_entry(spec, static[spec]))
+            if before is not None and is_gluon(before.candidate) and ranked is not None:
+                tables[-1].append(replace(ranked, tier=len(TIERS) - 1))
+        if not found and ranked is not None:
+            tables[0].append(ranked)
     return [entry for table in tables for entry in merge_pages(merge_tokens(widen(table)))]
 
 
@@ -218,7 +233,7 @@ def _static_entry(spec: KernelSpec, record: TuneRecord) -> Entry:
     rejected = ", ".join(f"{count} {kind}" for kind, count in record.rejected)
     provenance = Provenance(
         source="static", device_class=STATIC, estimate_us=round(record.estimate_us, 1), triton=record.environment.triton,
-        anchor_tokens=spec.tokens, considered=record.considered or 0, rejected=rejected,
+        anchor_tokens=record.spec.tokens, considered=record.considered or 0, rejected=rejected,
     )  # fmt: skip
     return _entry(spec, with_fp32_parts(record.candidate), provenance)
 
@@ -251,17 +266,15 @@ def _generic(config: Config) -> Config:
 
 
 def merge_tokens(entries: Sequence[Entry]) -> list[Entry]:
-    """Join neighbouring buckets that one measurement serves: the anchor's own entry absorbs those that inherit from it."""
+    """Join neighbouring buckets that one record serves: the anchor's own entry absorbs those that inherit from it."""
     out: list[Entry] = []
     for entry in entries:
         last = out[-1] if out else None
         if last is not None and last.tokens[1] + 1 == entry.tokens[0]:
             same = replace(last, tokens=entry.tokens, provenance=replace(last.provenance, source=""))
-            if (
-                same == replace(entry, provenance=replace(entry.provenance, source=""))
-                and last.provenance.source != "static"
-            ):
-                source = "measured" if "measured" in (last.provenance.source, entry.provenance.source) else "inherited"
+            if same == replace(entry, provenance=replace(entry.provenance, source="")):
+                sources = last.provenance.source, entry.provenance.source
+                source = "measured" if "measured" in sources else sources[0]
                 tokens = (last.tokens[0], entry.tokens[1])
                 out[-1] = replace(last, tokens=tokens, provenance=replace(last.provenance, source=source))
                 continue

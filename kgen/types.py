@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from kgen.runtime.layouts import LAYOUTS, KvLayout
 
-TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096)
+TOKEN_BUCKETS = (1, 2, 4, 16, 64, 256, 1024, 4096)
 """A bucket b serves token counts up to b (the last one also everything above)."""
 
 DECODE_MAX_TOKENS = 512

@@ -10,13 +10,13 @@ from kgen.archs import load_arch
 from kgen.emit import table_text, template_hashes
 from kgen.runtime.select import select
 from kgen.runtime.table import Entry, Shape
-from kgen.select import select_entries
+from kgen.select import BEATEN, select_entries
 from kgen.types import Candidate, Environment, KernelSpec, LaunchOptions, Measurement, TuneRecord
 
 ARCH = load_arch("sm90")
 HASHES = template_hashes("sm90")
 HERE = Environment("sm90", "h200", "NVIDIA H200", 90, 132, "580", "3.6.0", "2.11", "3.12", "0.1")
-ONE, SIXTEEN = (KernelSpec("sm90", "v32", 64, 2048, 64, tokens) for tokens in (1, 16))
+ONE, TWO, FOUR, SIXTEEN = (KernelSpec("sm90", "v32", 64, 2048, 64, tokens) for tokens in (1, 2, 4, 16))
 
 
 def record(spec: KernelSpec, us: float, family: str, latent: str | None = None, static: bool = False) -> TuneRecord:
@@ -106,6 +106,47 @@ def test_a_bucket_that_fills_the_device_inherits_from_what_is_faster_per_token()
     few = [record(SIXTEEN, 1000.0, "portable"), record(most, 2200.0, "sm90_ws_fp8", "fp16")]
     entries = select_entries(few, [SIXTEEN, most], ARCH, HASHES)  # 16 tokens fill nothing
     assert [e.module[:8] for e in entries if e.tokens[0] <= 16 <= e.tokens[1] and e.tier == 0] == ["portable"]
+
+
+@pytest.mark.parametrize(
+    ("one", "more", "most", "anchor"),
+    [
+        (10.0, FOUR, 14.9, 4),  # four tokens cost little more than one: their kernel does two as well
+        (10.0, FOUR, 15.1, 1),
+        (10.0, SIXTEEN, 14.9, 16),
+        (10.0, SIXTEEN, 15.1, 1),
+        (10.0, FOUR, 9.0, 4),  # it serves one token, too
+    ],
+)
+def test_two_tokens_inherit_from_one_or_from_more(one: float, more: KernelSpec, most: float, anchor: int) -> None:
+    """Nothing was measured at two tokens."""
+    records = [record(ONE, one, "sm90_few", "fp16"), record(more, most, "sm90_ws_fp8", "fp16")]
+    entries = select_entries(records, [ONE, TWO, FOUR, SIXTEEN], ARCH, HASHES)
+    assert at(entries, 2).provenance.anchor_tokens == anchor
+    assert [at(entries, tokens).provenance.anchor_tokens for tokens in (3, 16)] == [more.tokens] * 2
+    own = record(TWO, 12.0, "sm90_pair_fp8", "fp16")
+    entries = select_entries([*records, own], [ONE, TWO, FOUR, SIXTEEN], ARCH, HASHES)
+    beaten = most < BEATEN * 12.0
+    assert at(entries, 2).provenance.anchor_tokens == (more.tokens if beaten else 2)
+    assert at(entries, 2).tokens[0] == (1 if beaten else 2)
+
+
+def test_static_picks_of_a_bucket_serve_a_neighbour_that_has_none() -> None:
+    """The larger one in a tie, by one entry that says for how many tokens it was ranked."""
+    four, one = record(FOUR, 20.0, "portable", static=True), record(ONE, 9.0, "portable", static=True)
+    entries = select_entries([one, four], [ONE, TWO, FOUR], ARCH, HASHES)
+    made_for = [(e.tokens, e.provenance.source, e.provenance.anchor_tokens, e.provenance.estimate_us) for e in entries]
+    assert made_for == [((1, 1), "static", 1, 9.0), ((2, 4), "static", 4, 20.0)]
+    own = record(TWO, 11.0, "portable", static=True)
+    entries = select_entries([one, own, four], [ONE, TWO, FOUR], ARCH, HASHES)
+    assert [(e.tokens, e.provenance.anchor_tokens) for e in entries] == [((1, 1), 1), ((2, 2), 2), ((3, 4), 4)]
+
+
+def at(entries: list[Entry], tokens: int) -> Entry:
+    """The entry of tier 0 for that many tokens."""
+    found = [entry for entry in entries if entry.tier == 0 and entry.tokens[0] <= tokens <= entry.tokens[1]]
+    assert len(found) == 1
+    return found[0]
 
 
 def test_eight_heads_take_the_kernel_of_sixteen_where_it_is_faster() -> None:
