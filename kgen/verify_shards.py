@@ -186,8 +186,40 @@ def _kernel_of(shape: Shape, padded: bool, package: str, arch: str, device_class
 
 @lru_cache(maxsize=65536)
 def _choice(shape: Shape, package: str, arch: str, device_class: str | None) -> tuple[Any, bool]:
-    choice = importlib.import_module(f"{package}.lookup").choose(arch, device_class, shape)
+    """(entry, exact) of the look-up. It is asked of a part of the table, which takes a quarter of the time; of the whole one
+    where it leaves modules out, as those that are not valid for the installed Triton."""
+    lookup, select = (importlib.import_module(f"{package}.{name}") for name in ("lookup", "select"))
+    entries = _first(package, arch, device_class, (shape.layout, shape.fp16, shape.aligned, shape.dual))
+    choice = select.select(entries, shape, device_class)
+    module = "" if choice is None else choice.entry.module
+    known = (package, arch, device_class, module)
+    if known not in _taken:
+        _taken[known] = module == lookup.choose(arch, device_class, shape).entry.module
+    if not _taken[known]:
+        choice = lookup.choose(arch, device_class, shape)
     return choice.entry, choice.exact
+
+
+_taken: dict[tuple[str, str, str | None, str], bool] = {}
+"""Whether the look-up takes a module (package, arch, device class, module): it leaves one out for all shapes or for none."""
+
+
+@lru_cache(maxsize=256)
+def _first(package: str, arch: str, device_class: str | None, form: tuple[str, bool, bool, bool]) -> list[Any]:
+    """The entries of a table, in its order, that can serve calls of a form (layout, fp16, aligned, dual) and that the look-up
+    puts first: it decides by where an entry comes from and by its caches before it looks at any number."""
+    layout, fp16, aligned, dual = form
+    some = Shape(layout=layout, heads=1, topk=1, page=1, tokens=1, fp16=fp16, aligned=aligned)
+    cannot_serve = importlib.import_module(f"{package}.select").cannot_serve
+    table = importlib.import_module(f"{package}.target").load_table(arch)
+    able = [entry for entry in table.entries if cannot_serve(entry, some) is None]
+
+    def step(entry: Any) -> tuple[int, bool]:
+        made = entry.provenance
+        return (2 if made.source == "static" else int(made.device_class != device_class)), entry.dual != dual
+
+    best = min(map(step, able), default=None)
+    return [entry for entry in able if step(entry) == best]
 
 
 def _stretch_of(shape: Shape, package: str, arch: str) -> Shape:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from kgen import verify_shards
 from kgen.check import CaseSpec, make_case
 from kgen.check.scales import selected_range
 from kgen.verify_cases import VerifyCase, verify_case
@@ -131,12 +132,16 @@ def test_every_process_computes_the_same_partition() -> None:
     assert len(digests[0]) == 64 and digests[0] == digests[1]
 
 
-def test_the_kernel_is_the_one_that_is_launched(full: Matrix) -> None:
+@pytest.mark.parametrize(("arch", "device_class"), [("sm90", "h200"), ("sm90", "h20"), ("sm120", None)])
+def test_the_kernel_is_the_one_that_is_launched(full: Matrix, arch: str, device_class: str | None) -> None:
     """The look-up itself, asked for each shape as it is: what stands for a stretch of shapes is answered alike."""
     lookup, launch = importlib.import_module("generated.lookup"), importlib.import_module("generated.launch")
-    for at in random.Random(3).sample(range(len(full[0])), 250):
-        case, kernel = full[0][at], full[1][at]
-        choice = lookup.choose("sm90", "h200", shape_of(case))
+    some = random.Random(3).sample(range(len(full[0])), 250)
+    cases = [full[0][at] for at in some]
+    kernels = kernels_of(cases, "generated", arch, device_class)
+    assert (kernels == [full[1][at] for at in some]) == (arch == "sm90")
+    for case, kernel in zip(cases, kernels, strict=True):
+        choice = lookup.choose(arch, device_class, shape_of(case))
         plan = launch.make_plan(shape_of(case), choice.entry, choice.exact and "pad_heads" not in dict(case.flags))
         text = repr((sorted(plan.constants.items()), sorted(plan.options.items())))
         assert kernel is not None and (kernel.module, kernel.constants) == (choice.entry.module, text), case.slug
@@ -235,6 +240,23 @@ def test_the_dearest_piece_goes_first() -> None:
     assert set(shards[10:]) == {shards[109]} and 19 < large < 21 and small < 2.5
     together = [sum(3.2 for n in range(10) if shards[n] == part) for part in (0, 1)]
     assert together[shards[109]] + 23 < 30 and together[1 - shards[109]] > 22
+
+
+def test_modules_that_the_look_up_leaves_out_serve_nothing(full: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a Triton that has no Gluon: every call goes to the portable family, by the look-up of what is left."""
+    lookup = importlib.import_module("generated.lookup")
+    monkeypatch.setattr(lookup, "_triton_problem", lambda arch, module: "no" if module.startswith("sm90_") else None)
+    monkeypatch.setattr(verify_shards, "_taken", {})
+    _choice.cache_clear()
+    cases = random.Random(5).sample(full[0], 60)
+    try:
+        kernels = kernels_of(cases, "generated", "sm90", "h200")
+    finally:
+        _choice.cache_clear()
+    assert any(kernel is not None and kernel.gluon for kernel in full[1])
+    for case, kernel in zip(cases, kernels, strict=True):
+        assert kernel is not None and kernel.module == lookup.choose("sm90", "h200", shape_of(case)).entry.module
+        assert not kernel.gluon
 
 
 def test_padded_heads_are_run_in_the_generic_form() -> None:
