@@ -21,6 +21,7 @@ from kgen.errors import RecordError
 from kgen.jsonl import SetAside
 from kgen.measure import beats, is_interleaved
 from kgen.probe_records import ProbeLoad, ProbeRecord, ProbeStore, probe_key
+from kgen.same_code import timed_by
 from kgen.types import INPUTS_RECIPE, Candidate, Environment, KernelSpec, Measurement, TuneRecord
 
 __all__ = [
@@ -135,7 +136,7 @@ def record_status(record: TuneRecord, environment: Environment, template_hash: s
     for name in (*Environment.HARD, "device_class"):
         if (was := getattr(there, name)) != (now := getattr(here, name)):
             return RecordStatus("foreign", f"Made on {name} {was}, not {now}: tune on this card.")
-    if record.template_hash != template_hash:
+    if not timed_by(record.candidate.family, template_hash, record.template_hash, record.spec.layout):
         text = f"The template of {record.candidate.family} has changed since: verify and measure again (kgen tune)."
         return RecordStatus("stale-template", text)
     if record.outdated:

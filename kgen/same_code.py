@@ -3,7 +3,8 @@
 Records are keyed by the hash of a template's text. Where a text changes in comments and docstrings alone, its kernels are the
 same, and `configs/records/same_code.json` says so: the new text keeps the hash under which its code was timed. An entry is
 made by comparing what both texts render to; it counts for that text alone, and the digest of the code that it holds is
-compared with today's in the tests.
+compared with today's in the tests. Where the code of some layouts changed, the others may keep their timings: then the entry
+names these layouts, and the text goes by its own hash.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import functools
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from kgen.config import config_root
 
-__all__ = ["add_entry", "code_digest", "known_as", "table_path"]
+__all__ = ["add_entry", "add_layouts", "code_digest", "known_as", "table_path", "timed_by"]
 
 
 def code_digest(texts: list[str]) -> str:
@@ -41,7 +43,7 @@ def table_path() -> Path:
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, str]]:
+def _table() -> dict[str, Any]:
     path = table_path()
     if not path.is_file():
         return {}
@@ -56,11 +58,29 @@ def known_as(family: str, text_hash: str) -> str:
     """The hash under which the code of this text was timed: its own, unless the table knows an earlier text of the same code."""
     entry = _table().get(family)
     if isinstance(entry, dict) and entry.get("text") == text_hash and isinstance(entry.get("timed_as"), str):
-        return entry["timed_as"]
+        return str(entry["timed_as"])
     return text_hash
 
 
 def add_entry(family: str, text: str, timed_as: str, code: str) -> None:
     """`text` and `timed_as` are hashes of the two texts, `code` the digest that both have."""
     table = {**_table(), family: {"text": text, "timed_as": timed_as, "code": code}}
+    table_path().write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+def timed_by(family: str, current: str, timed: str, layout: str) -> bool:
+    """Whether a record with the hash `timed` is of the code that the template of hash `current` has for `layout`."""
+    if timed == current:
+        return True
+    entry = _table().get(family)
+    if not isinstance(entry, dict) or entry.get("text") != current or not isinstance(entry.get("layouts"), dict):
+        return False
+    kept = entry["layouts"].get(layout)
+    return isinstance(kept, dict) and kept.get("timed_as") == timed
+
+
+def add_layouts(family: str, text: str, timed_as: str, codes: dict[str, str]) -> None:
+    """`codes`: digest of the code that both texts have for each layout that keeps its timings."""
+    layouts = {layout: {"timed_as": timed_as, "code": code} for layout, code in codes.items()}
+    table = {**_table(), family: {"text": text, "layouts": layouts}}
     table_path().write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")

@@ -17,6 +17,7 @@ from kgen.records import winner
 from kgen.render import module_name
 from kgen.runtime.families import attention_constants, family_of
 from kgen.runtime.table import Config, Entry, Provenance
+from kgen.same_code import timed_by
 from kgen.tiers import TIERS, is_gluon
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
@@ -76,7 +77,8 @@ def usable(record: TuneRecord, template_hashes: Mapping[str, str]) -> bool:
     Parts of a split in bf16 pass the tuner's exam, but one element in 131,072 of FlashMLA's decode matrix needs 1.3e-3
     where 1.0e-3 is allowed (docs/verification.md), so that such records are kept and not used.
     """
-    current = template_hashes.get(record.candidate.family) == record.template_hash
+    family, layout = record.candidate.family, record.spec.layout
+    current = timed_by(family, template_hashes.get(family, ""), record.template_hash, layout)
     static = record.environment.device_class == STATIC
     return current and not record.outdated and (static or dict(record.candidate.tunables).get("partial") != "bf16")
 

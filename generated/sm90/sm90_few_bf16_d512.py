@@ -45,7 +45,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d512'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'c1f7300d960f70b1'
+TEMPLATE_HASH = '327be50ba29ddec7'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)

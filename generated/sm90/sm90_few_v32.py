@@ -24,6 +24,7 @@ Barriers (count of arrivals per phase):
     full[stage]      1 + threads of a group -> consumer: the tile is there (converted part: 1; cp.async: one per thread)
     empty[stage]     1          consumer -> producer: done with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
+    turn             1          group G -> the other: I have asked for the rows of a tile, ask for those of the next
 
 The producer writes over places of tiles that the consumers have ended: PLACES is at least twice STAGES.
 
@@ -46,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'c1f7300d960f70b1'
+TEMPLATE_HASH = '327be50ba29ddec7'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -328,13 +329,14 @@ def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GR
 
 
 @gluon.jit
-def produce_piece(j, raw, scale, refill, places, feet, tiles, bars, q: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-                  GROUPS: gl.constexpr, ROPES: gl.constexpr, WARPS: gl.constexpr, REFILL: gl.constexpr, FP16: gl.constexpr,
+def produce_piece(i, raw, scale, refill, places, feet, tiles, bars, turns, G: gl.constexpr, q: gl.constexpr, ROWS: gl.constexpr,
+                  STAGES: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr, WARPS: gl.constexpr, REFILL: gl.constexpr, FP16: gl.constexpr,
                   DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
     """Convert and publish a piece, then start the loads of the group's next one into the same registers."""
     PIECES: gl.constexpr = 64 // ROWS
     full, empty = bars
     left, right, rope = tiles
+    j = GROUPS * i + G
     st = j % STAGES
     if q == 0:
         mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
@@ -347,28 +349,45 @@ def produce_piece(j, raw, scale, refill, places, feet, tiles, bars, q: gl.conste
         next_j = j + GROUPS
         if (next_j >= PLACES) & (next_j < refill[0][1]) & (next_j % REFILL == 0):
             more_places(next_j, refill, places, feet, DUAL, PAGE, EXTRA_PAGE, PLACES, REFILL, WARPS)
-        return fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        # The turn of a tile follows from the fetch of the tile before. Past the last tile nothing is asked for or told.
+        my_turn, other_turn = turns
+        if GROUPS == 2:
+            if next_j < refill[0][1]:
+                mbarrier.wait(my_turn, (i + G) & 1)
+        raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        if GROUPS == 2:
+            if next_j < refill[0][1]:
+                mbarrier.arrive(other_turn, count=1)
+        return raw, scale
     else:
         return fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
 
 
 @gluon.jit
-def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, turns, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
              ROPES: gl.constexpr, WARPS: gl.constexpr, FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
              EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
     """Group G of GROUPS takes every GROUPS-th tile. A warp never waits for a row while it asks for later ones: ptxas gives
-    loads that overlap within a warp one scoreboard, so that the wait for the older would be one for the younger as well."""
+    loads that overlap within a warp one scoreboard, so that the wait for the older would be one for the younger as well.
+
+    Two groups ask for rows one after the other. Together they would halve the rate at which the first tile comes, while nothing
+    else can be done, and later drift apart, so that one of them ends alone."""
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
     left, right, rope = tiles
     REFILL: gl.constexpr = PLACES // 2 if GROUPS == 1 else 1  # tiles whose places are looked up at a time
     if n > G:
         mbarrier.wait(placed, 0)
+        my_turn, other_turn = turns
+        if GROUPS == 2 and G == 1:
+            mbarrier.wait(my_turn, 0)
         raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        if GROUPS == 2:
+            mbarrier.arrive(other_turn, count=1)
         for i in range((n - G + GROUPS - 1) // GROUPS):
             for q in gl.static_range(64 // ROWS):
-                raw, scale = produce_piece(GROUPS * i + G, raw, scale, refill, places, feet, tiles, bars, q, ROWS, STAGES,
-                                           GROUPS, ROPES, WARPS, REFILL, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)
+                raw, scale = produce_piece(i, raw, scale, refill, places, feet, tiles, bars, turns, G, q, ROWS, STAGES, GROUPS,
+                                           ROPES, WARPS, REFILL, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)
 
 
 # ---------------------------------------------------------------------------------------------- consumers
@@ -714,14 +733,16 @@ def attention_kernel(
         bars0 = (full, empty, ready0.index(0), ready1.index(0), q_there)
         bars1 = (full, empty, ready1.index(0), ready0.index(0), q_there)
         if GROUPS == 2:
+            turn0 = new_barriers(1, 1).index(0)
+            turn1 = new_barriers(1, 1).index(0)
             gl.warp_specialize([
                 (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
                             ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
                 (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
                             ROPES, SPLIT, PLACES)),
-                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (turn0, turn1), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
-                (producer, (1, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                (producer, (1, refill, places, feet, tiles_out, (full, empty), placed, (turn1, turn0), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
             ], [4, WARPS, WARPS], [R_CONSUMER, R_PRODUCER, R_PRODUCER])
         else:
@@ -730,7 +751,7 @@ def attention_kernel(
                             ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
                 (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
                             ROPES, SPLIT, PLACES)),
-                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
             ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
@@ -738,6 +759,6 @@ def attention_kernel(
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
                         ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
-            (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+            (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
         ], [WARPS], [R_PRODUCER])

@@ -53,7 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_pair_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'c729381cb5b96c3c'
+TEMPLATE_HASH = '3fb68468cbcaa3a3'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -64,6 +64,7 @@ SCALE_WORDS = gl.constexpr(4)  # words of scales per key
 GROUP_UNITS = gl.constexpr(8)  # 16-byte units of a row under one scale
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+SHARE = gl.constexpr(1)  # -log2 of the share of its group's sum so far at which a key moves the lazy maximum: see limit()
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a leading tile without a valid key leaves no inf - inf
 
 # Row i of a group's 64 x 64 scores and of its output lies in the same thread: all are accumulators of wgmma.
@@ -710,6 +711,24 @@ def mask(p, bits):
 
 
 @gluon.jit
+def rough_log2(x):
+    """One instruction, where gl.log2 takes twenty."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def limit(m, before, l, SLACK: gl.constexpr, FP16: gl.constexpr):
+    """What a tile's maximum must exceed to replace m (log2). Moving m rescales O, and a P of 2^SLACK is as good as 1, so that
+    growth alone is no reason. But bf16 latents meet P in bf16, and where a key dominates its row,
+    the rounding of its P would be most of the error. P of the maximum itself is exactly 1. So a key moves m as well if its P
+    would be more than 2^-SHARE of l, the group's sum so far, which is relative to `before`."""
+    if FP16:  # eight times finer
+        return m + SLACK
+    else:
+        return gl.maximum(m, gl.minimum(m + SLACK, before + rough_log2(l) - SHARE))
+
+
+@gluon.jit
 def load_sink(sink, block, heads, has_sink):
     """Sinks of a head block; -inf when there are none."""
     head = block * 64 + gl.arange(0, 64, ROW)
@@ -797,11 +816,11 @@ def left_group(
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
-        # ---- tile 0: softmax, publish. The maximum moves only when it grew by more than SLACK (log2): P is then at most
-        #      2^SLACK, and most rescales disappear.
+        # ---- tile 0: softmax, publish. The maximum moves only when it must (see limit): P is then at most 2^SLACK,
+        #      and most rescales disappear.
         mx = gl.max(x, 1) * scale_log2
         best = gl.maximum(best, mx)
-        m0 = gl.where(mx > m + SLACK, mx, m)
+        m0 = gl.where(mx > limit(m, m, l, SLACK, FP16), mx, m)
         a = gl.exp2(m - m0)
         s = gl.exp2(x * scale_log2 - m0[:, None])
         sh = s.to(HALF)
@@ -956,7 +975,7 @@ def right_group(
         mx = gl.max(x, 1) * scale_log2
         best = gl.maximum(best, mx)
         # ---- tile 1: softmax, publish
-        m = gl.where(mx > m0 + SLACK, mx, m0)
+        m = gl.where(mx > limit(m0, m, l, SLACK, FP16), mx, m0)
         s = gl.exp2(x * scale_log2 - m[:, None])
         sh = s.to(HALF)
         s1_buf.index(z).store(sh)
@@ -1068,7 +1087,7 @@ def attention_kernel(
     NW: gl.constexpr,  # producer warps
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
-    SLACK: gl.constexpr,  # growth in log2 that a row maximum must have to be taken up
+    SLACK: gl.constexpr,  # growth in log2 at which a row maximum is always taken up
 ):
     gl.static_assert(HB == 64, "an item has 64 heads")
     if SPLIT:

@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'f8bf3662acd4b180'
+TEMPLATE_HASH = 'f3bbd2cccc50ed94'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -56,6 +56,7 @@ GROUP_UNITS = gl.constexpr(8)  # 16-byte units of a row under one scale
 SLOTS = gl.constexpr(4)  # tiles whose addresses are kept: the one in use, the next two, and one being released
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
+SHARE = gl.constexpr(1)  # -log2 of the share of its row's sum so far at which a key moves the lazy maximum: see limit()
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a leading tile without a valid key leaves no inf - inf
 
 # Names of the newer API where it has them (the older ones then are stubs that raise)
@@ -528,6 +529,24 @@ def producer_step(
 
 
 @gluon.jit
+def rough_log2(x):
+    """One instruction, where gl.log2 takes twenty."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def limit(m, l, SLACK: gl.constexpr, FP16: gl.constexpr):
+    """What a tile's maximum must exceed to replace m (log2). Moving m rescales O, and a P of 2^SLACK is as good as 1, so that
+    growth alone is no reason. But bf16 latents meet P in bf16, and where a key dominates its row,
+    the rounding of its P would be most of the error. P of the maximum itself is exactly 1. So a key moves m as well if its P
+    would be more than 2^-SHARE of l, the sum so far, which is relative to m."""
+    if FP16:  # eight times finer
+        return m + SLACK
+    else:
+        return gl.maximum(m, gl.minimum(m + SLACK, m + rough_log2(l) - SHARE))
+
+
+@gluon.jit
 def scores(ql, qr, qx, kl, kr, kx, FP16: gl.constexpr, SL: gl.constexpr):
     """Start S = Q K^T [64 heads, 64 keys]: SCORE_MMAS asynchronous MMAs."""
     p = gl.zeros([64, 64], gl.float32, SL)
@@ -580,7 +599,7 @@ def softmax_group(
             p = gl.where(gl.expand_dims(valid, 0), p, float("-inf"))
             high = gl.max(p, 1) * scale_log2  # the launcher sends scales that are not positive elsewhere
             top = gl.maximum(top, high)
-            m_new = gl.where(high > m + SLACK, high, m)  # a lazy maximum: P stays below 2^SLACK
+            m_new = gl.where(high > limit(m, l, SLACK, FP16), high, m)  # a lazy maximum: P stays below 2^SLACK
             alpha = gl.exp2(m - m_new)
             s = gl.exp2(p * scale_log2 - gl.expand_dims(m_new, 1))
             ph = s.to(HALF)
@@ -832,7 +851,7 @@ def attention_kernel(
     R_VALUE: gl.constexpr,  # registers per thread of the value group, then of the producer
     R_PROD: gl.constexpr,
     N_VALUE: gl.constexpr,  # columns per MMA of the value group: 256 needs a kernel of at most 384 threads
-    SLACK: gl.constexpr,  # how far, in log2, the running maximum may lag; 0: never, and always rescale
+    SLACK: gl.constexpr,  # how far, in log2, the running maximum may lag at most (see limit); 0: never, and always rescale
     PREFETCH: gl.constexpr,  # fetch rows into L2 two tiles ahead
 ):
     if SPLIT:

@@ -60,7 +60,10 @@ def _record_findings(arch: str | None, device: str | None, facts: dict[str, str]
         warning = loaded.warning(path.name)
         if warning:
             out.append(warning)
-        old = sum(hashes.get(r.candidate.family) != r.template_hash for r in loaded.records)
+        old = sum(
+            record_status(r, r.environment, hashes.get(r.candidate.family, "")).kind == "stale-template"
+            for r in loaded.records
+        )
         if old:
             out.append(
                 f"{path.name}: {old} records belong to templates that have changed since; kgen tune measures anew."

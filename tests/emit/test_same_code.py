@@ -20,6 +20,12 @@ def test_every_entry_holds_the_code_of_todays_template() -> None:
     for family, entry in json.loads(same_code.table_path().read_text()).items():
         text = render.template_path(family).read_text()
         assert entry["text"] == render.text_hash(family, text.encode()), f"{family}: remove the entry"
+        if "layouts" in entry:
+            assert render.template_hash(family) == entry["text"]
+            for layout, kept in entry["layouts"].items():
+                assert kept["code"] == same_code.code_digest([render.render_text(text, family, layout, "sm90")])
+                assert kept["timed_as"] != entry["text"]
+            continue
         assert entry["code"] == same_code.code_digest(texts(family, text))
         assert render.template_hash(family) == entry["timed_as"] != entry["text"]
 
@@ -83,3 +89,30 @@ def test_comments_may_change_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         same_code._table.cache_clear()
     assert entry["timed_as"] == render.text_hash("sm90_few", text.encode())
     assert entry["text"] == render.text_hash("sm90_few", third.encode())
+
+
+def test_layouts_whose_code_did_not_change_keep_their_timings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records of the earlier text count for these layouts alone, and only beside the text that was compared."""
+    table, text = tmp_path / "same_code.json", render.template_path("sm90_few").read_text()
+    monkeypatch.setattr(same_code, "table_path", lambda: table)
+    changed = text.replace('FAMILY = "sm90_few"', 'FAMILY = "sm90_few"\n{% if fp8 %}\nOTHER = 1\n{% endif %}', 1)
+    (tmp_path / "old").write_text(text)
+    (tmp_path / "new").write_text(changed)
+    monkeypatch.setattr(render, "template_path", lambda family: tmp_path / "new")
+    old, new = (render.text_hash("sm90_few", some.encode()) for some in (text, changed))
+    try:
+        same_code._table.cache_clear()
+        assert keep_timings.main(["sm90_few", str(tmp_path / "old")]) == 0
+        assert "for bf16_d576, bf16_d512" in capsys.readouterr().out
+        same_code._table.cache_clear()
+        kept = {x for x in FAMILIES["sm90_few"].layouts if same_code.timed_by("sm90_few", new, old, x)}
+        assert kept == {"bf16_d576", "bf16_d512"}
+        assert same_code.known_as("sm90_few", new) == new
+        assert all(same_code.timed_by("sm90_few", new, new, layout) for layout in FAMILIES["sm90_few"].layouts)
+        assert not same_code.timed_by("sm90_few", "f" * 16, old, "bf16_d576")
+        assert not same_code.timed_by("sm90_few", new, "f" * 16, "bf16_d576")
+        assert not same_code.timed_by("sm90_ws", new, old, "bf16_d576")
+    finally:
+        same_code._table.cache_clear()

@@ -1,0 +1,1462 @@
+"""Sparse-MLA attention over the v4 KV cache: family "sm90_rs_fp8", Gluon for Hopper, emitted for sm90.
+
+out[t, h] = sum_j exp(x_j) v_j / (sum_j exp(x_j) + exp(sink[h])),  x_j = sm_scale * <q[t, h], k_j>,  v_j = k_j[:512]
+over the slots j that `indices` selects for token t, from one cache or from two under the same softmax. sm_scale must be
+positive.
+
+Rows stay fp8 in shared memory. Keys, and the dims of values, lie on the M side of the MMA, whose left operand wgmma also takes
+from registers ("RS"): the two groups that multiply read a fragment of the rows as it lies, dequantise it in registers and
+multiply, while the fragment before is being multiplied. Nothing dequantised is ever stored.
+
+    S^T [64 keys, heads] = K [64, d] Q^T          O^T [512, heads] += V^T [512, 64 keys] P^T [64 keys, heads]
+
+One program serves items (token, split, block of HB heads), head block fastest, with stride num_programs. An item's keys are
+taken in pairs of tiles of 64; a tile belongs to one cache, the main cache's tiles come first. Tiles beyond the length are not
+visited, but an item without a key has one pair, fully masked. Three partitions of warps:
+
+  producer     copies rows by cp.async into a ring of STAGES tiles, and what is wanted per key: where its row is (-1: not valid)
+               and its scales, converted once
+  left group   S0 = softmax(Q K0^T), holds O[:, :256]:  O += S0 V0, O += S1 V1
+  right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0, O += S1 V1
+
+Both groups take tile 0 before tile 1, so that a pair needs two hand-overs: the left group publishes S0 and its maximum, the
+right group derives its own maximum from that one and publishes S1. Each group turns its half of Q, which is copied as bf16,
+into the order of the fragments where it lies.
+
+  barrier        signalled by            when                                                  read by
+  free_q         both groups             their last scores of the item are done                producer
+  full_q         producer                Q of an item has arrived                              left, right
+  half_q_l, _r   left, right             its half of Q is in order                             right, left
+  full[h][stage] producer                rows, scales and (left half) places of half a tile    left (tile 0), right (tile 1)
+  empty[h][..]   left (h = 0), right     the rows of its half are in registers as values       producer
+  ready_s0, _s1  left, right             S and the maximum are in shared memory                right, left
+  free_s0        right                   S0 V0 is done                                         left
+  ready_l0, _l1  left, right             sum and true maximum of its tiles are there           right, left
+
+S1 may be overwritten once ready_s0 of the next pair is there, which the left group signals behind S1 V1; the maxima likewise.
+A tile's readers that did not wait for it have waited for an S that comes of it, and whoever releases a half has an S of all that
+read it before.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+FAMILY = "sm90_rs_fp8"
+LAYOUT = 'v4'
+ARCH = 'sm90'
+TEMPLATE_HASH = '290fb343d8fec574'
+TRITON_RANGE = ('3.6', '4.0')
+
+D_V = gl.constexpr(512)
+ROW_BYTES = gl.constexpr(576)
+ROPE_WORD = gl.constexpr(112)
+SCALE_STRIDE = gl.constexpr(8)  # bytes per token in the footer of a page
+SCALE_WORDS = gl.constexpr(2)
+HALF_SCALES = gl.constexpr(4)  # scales per key and half of the dims; the very last is unused
+GROUP_WORDS = gl.constexpr(16)  # words of a row under one scale
+CHUNKS = gl.constexpr(7)  # of 64 dequantised dims
+V_ROPE = gl.constexpr(True)  # the rope dims are values too, in bf16
+ROPE_TILE = gl.constexpr(3)
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a leading tile without a valid key leaves no inf - inf
+
+# Names of the newer API where it has them (the older ones then are stubs that raise)
+copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+_SMEM = gl.shared_memory_descriptor
+reinterpret = _SMEM.reinterpret if hasattr(_SMEM, "reinterpret") else _SMEM._reinterpret
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+#
+# A fragment of wgmma's left operand, 64 rows x 16 columns per step: lane 4 g + c of warp w holds rows 16 w + g and 8 more, and
+# columns 2 c, 2 c + 1, and 8 more. The order of the columns of K is free as long as Q has the same, and so is the order of the
+# rows of V^T, the dims of the output. Both are chosen so that a lane reads neighbouring bytes of a row, and that the lanes of a
+# read hit all banks, together with the rows: key r of the MMA, bits r2 r1 r0, is row r0 r2 r1 of its eight in memory. Bits of an
+# index are written from the highest to the lowest.
+
+
+@gluon.jit
+def by_key(x):
+    """[64] by row in memory -> by key of the MMA. Moves nothing."""
+    return x.reshape([8, 2, 2, 2]).permute((0, 2, 3, 1)).reshape([64])
+
+
+@gluon.jit
+def by_row(x):
+    """The way back."""
+    return x.reshape([8, 2, 2, 2]).permute((0, 3, 1, 2)).reshape([64])
+
+
+@gluon.constexpr_function
+def scores_layout(HB):
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HB, 16])
+
+
+@gluon.constexpr_function
+def fragment_layout(HB):
+    return gl.DotOperandLayout(0, scores_layout(HB), 2)
+
+
+@gluon.constexpr_function
+def warp_layout(HB):
+    """[4 warps, HB heads]: what the warps of a group have found out about each head, all four in one lane. Its slice along the
+    heads is how statistics of a head are kept: two registers, where the columns of the scores would have them take 16."""
+    heads = [[0, 2 << i] if 2 << i < HB else [0, 0] for i in range(5)]
+    return gl.DistributedLinearLayout([[0, 1], [1, 0], [2, 0]], heads, [[0, 0], [0, 0]], [], [4, HB])
+
+
+@gluon.constexpr_function
+def head_layout(HB):
+    return gl.SliceLayout(0, warp_layout(HB))
+
+
+@gluon.constexpr_function
+def chunk_layout():
+    """[64 rows, 16 words]: 64 dims of K. A lane has 16 bytes of two keys: four steps of four dims."""
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [4, 0], [1, 0], [2, 0]], [[16, 0], [32, 0]], [], [64, 16]
+    )
+
+
+@gluon.constexpr_function
+def chunk_scales():
+    """[1, 64 keys] beside a chunk."""
+    return gl.DistributedLinearLayout([[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[0, 16], [0, 32]], [], [1, 64])
+
+
+@gluon.constexpr_function
+def rope_layout():
+    """[64 rows, 64 bf16 dims]: a lane has two pieces of 16 bytes of two keys, each two steps."""
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32], [8, 0]], [[0, 8], [0, 16], [4, 0], [1, 0], [2, 0]], [[16, 0], [32, 0]], [], [64, 64]
+    )
+
+
+@gluon.constexpr_function
+def step_words(words):
+    """Which words of a row each lane and warp has in a step of the values: those of its own, of g, of the warp."""
+    if words == 64:
+        return [1], [2, 16, 4], [8, 32]
+    return [], [1, 2, 16], [4, 8]
+
+
+@gluon.constexpr_function
+def step_layout(words):
+    """[16 rows, words]: one step of the values of 4 x words dims."""
+    own, g, w = step_words(words)
+    wide = lambda bits: [[0, b] for b in bits]
+    return gl.DistributedLinearLayout(
+        wide(own) + [[4, 0], [8, 0]], [[1, 0], [2, 0]] + wide(g), wide(w), [], [16, words]
+    )
+
+
+@gluon.constexpr_function
+def half_step_layout():
+    """[16 rows, 32 halves of words]: one step of the values of 64 dims."""
+    return gl.DistributedLinearLayout(
+        [[4, 0], [8, 0]], [[1, 0], [2, 0], [0, 1], [0, 2], [0, 4]], [[0, 8], [0, 16]], [], [16, 32]
+    )
+
+
+@gluon.constexpr_function
+def rope_step_layout():
+    """[16 rows, 64 bf16 dims]: one step of the rope dims as values."""
+    return gl.DistributedLinearLayout(
+        [[0, 1], [4, 0], [8, 0]], [[1, 0], [2, 0], [0, 2], [0, 4], [0, 32]], [[0, 8], [0, 16]], [], [16, 64]
+    )
+
+
+@gluon.constexpr_function
+def pair_layout(words, group):
+    """[8 pairs of keys, scales, words of a scale]: a step once even and odd keys are apart."""
+    own, g, w = step_words(words)
+    wide = lambda bits: [[0, b // group, b % group] for b in bits]
+    return gl.DistributedLinearLayout(
+        wide(own) + [[4, 0, 0]], [[1, 0, 0], [2, 0, 0]] + wide(g), wide(w), [], [8, words // group, group]
+    )
+
+
+@gluon.constexpr_function
+def half_pair_layout():
+    """[8 pairs of keys, 1 scale, 32 halves of words]."""
+    return gl.DistributedLinearLayout(
+        [[4, 0, 0]], [[1, 0, 0], [2, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]], [[0, 0, 8], [0, 0, 16]], [], [8, 1, 32]
+    )
+
+
+@gluon.constexpr_function
+def pair_scales(words, group):
+    """[scales, 16 keys] beside `pair_layout`, before even and odd keys are apart."""
+    own, g, w = step_words(words)
+    wide = lambda bits: [[b // group, 0] for b in bits]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 8]], [[0, 2], [0, 4]] + wide(g), wide(w), [], [words // group, 16]
+    )
+
+
+@gluon.constexpr_function
+def half_pair_scales():
+    return gl.DistributedLinearLayout([[0, 1], [0, 8]], [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]], [[0, 0], [0, 0]], [], [1, 16])
+
+
+@gluon.constexpr_function
+def output_layout(dims, rope, HB):
+    """[dims, HB]: accumulators in the order of the dims. A lane has dims / 32 neighbouring dims of each of its heads."""
+    if dims == 256:
+        own, g, w = [1, 2, 4], [8, 64, 16], [32, 128]
+    elif dims == 128:
+        own, g, w = [1, 2], [4, 8, 64], [16, 32]
+    elif rope:
+        own, g, w = [1], [2, 4, 32], [8, 16]
+    else:
+        own, g, w = [1], [2, 4, 8], [16, 32]
+    wide = lambda bits: [[b, 0] for b in bits]
+    heads = [[0, 1]] + [[0, 8 << i] for i in range((HB // 8).bit_length() - 1)]
+    return gl.DistributedLinearLayout(wide(own) + heads, [[0, 2], [0, 4]] + wide(g), wide(w), [], [dims, HB])
+
+
+# ------------------------------------------------------------------------------------------------ PTX
+
+
+@gluon.jit
+def pack_half2(scale):
+    """fp32 -> the same fp16 value twice."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [scale], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def dequantise_fp16(raw, scale2):
+    """Four e4m3 times an fp16 pair -> two words of two fp16. One conversion per two values; NaN stays NaN."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b16 a, b; .reg .b32 c, d;
+        mov.b32 {a, b}, $2;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        cvt.rn.f16x2.e4m3x2 d, b;
+        mul.rn.f16x2 $0, c, $3;
+        mul.rn.f16x2 $1, d, $3;
+        }""",
+        "=r,=r,r,r", [raw, scale2], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+    )
+
+
+@gluon.jit
+def dequantise_bf16(raw, scale):
+    """Four e4m3 times an fp32 scale -> two words of two bf16, rounded once."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b16 a, b, e, f, g, h; .reg .b32 c, d; .reg .f32 w, x, y, z;
+        mov.b32 {a, b}, $2;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        cvt.rn.f16x2.e4m3x2 d, b;
+        mov.b32 {e, f}, c;
+        mov.b32 {g, h}, d;
+        cvt.f32.f16 w, e;
+        cvt.f32.f16 x, f;
+        cvt.f32.f16 y, g;
+        cvt.f32.f16 z, h;
+        mul.rn.f32 w, w, $3;
+        mul.rn.f32 x, x, $3;
+        mul.rn.f32 y, y, $3;
+        mul.rn.f32 z, z, $3;
+        cvt.rn.bf16x2.f32 $0, x, w;
+        cvt.rn.bf16x2.f32 $1, z, y;
+        }""",
+        "=r,=r,r,f", [raw, scale], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+    )
+
+
+@gluon.jit
+def dequantise_pairs_fp16(even, odd, scales2):
+    """Words of four dims of two keys, times the two keys' fp16 scales -> for each of the dims a word of its two fp16 values."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b16 a, b; .reg .b32 x, y, c;
+        prmt.b32 x, $4, $5, 0x5140;
+        prmt.b32 y, $4, $5, 0x7362;
+        mov.b32 {a, b}, x;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        mul.rn.f16x2 $0, c, $6;
+        cvt.rn.f16x2.e4m3x2 c, b;
+        mul.rn.f16x2 $1, c, $6;
+        mov.b32 {a, b}, y;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        mul.rn.f16x2 $2, c, $6;
+        cvt.rn.f16x2.e4m3x2 c, b;
+        mul.rn.f16x2 $3, c, $6;
+        }""",
+        "=&r,=&r,=&r,=r,r,r,r", [even, odd, scales2], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )
+
+
+@gluon.jit
+def dequantise_pairs_bf16(even, odd, even_scale, odd_scale):
+    """Words of four dims of two keys, times the keys' fp32 scales -> for each of the dims a word of its two bf16 values."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b16 a, b, e, f; .reg .b32 c; .reg .f32 s, t, u, v, w, x, y, z;
+        mov.b32 {a, b}, $4;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        mov.b32 {e, f}, c;
+        cvt.f32.f16 s, e;
+        cvt.f32.f16 t, f;
+        cvt.rn.f16x2.e4m3x2 c, b;
+        mov.b32 {e, f}, c;
+        cvt.f32.f16 u, e;
+        cvt.f32.f16 v, f;
+        mov.b32 {a, b}, $5;
+        cvt.rn.f16x2.e4m3x2 c, a;
+        mov.b32 {e, f}, c;
+        cvt.f32.f16 w, e;
+        cvt.f32.f16 x, f;
+        cvt.rn.f16x2.e4m3x2 c, b;
+        mov.b32 {e, f}, c;
+        cvt.f32.f16 y, e;
+        cvt.f32.f16 z, f;
+        mul.rn.f32 s, s, $6;
+        mul.rn.f32 t, t, $6;
+        mul.rn.f32 u, u, $6;
+        mul.rn.f32 v, v, $6;
+        mul.rn.f32 w, w, $7;
+        mul.rn.f32 x, x, $7;
+        mul.rn.f32 y, y, $7;
+        mul.rn.f32 z, z, $7;
+        cvt.rn.bf16x2.f32 $0, w, s;
+        cvt.rn.bf16x2.f32 $1, x, t;
+        cvt.rn.bf16x2.f32 $2, y, u;
+        cvt.rn.bf16x2.f32 $3, z, v;
+        }""",
+        "=&r,=&r,=&r,=r,r,r,f,f", [even, odd, even_scale, odd_scale],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )
+
+
+@gluon.jit
+def apart(x, FP16: gl.constexpr):
+    """A word of two 16-bit values -> the values. The compiler keeps them together."""
+    if FP16:
+        return gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [x], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def prefetch_q_rows(rows, exists):
+    """Fetch whole rows of Q into L2, where `exists` is not zero."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], 1024;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r", [rows, exists], dtype=gl.int32, is_pure=False, pack=1,
+    )
+
+
+@gluon.jit
+def rough_log2(x):
+    """One instruction, where gl.log2 takes twenty."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def release_dependents():
+    """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+# ------------------------------------------------------------------------------------------------ items
+
+
+@gluon.jit
+def place(item, heads, splits, SPLIT: gl.constexpr, HB: gl.constexpr):
+    """Token, split and head block of an item."""
+    if HB == 64:  # at most 128 heads: one or two blocks
+        two = (heads > 64).to(gl.int32)
+        token = item >> two
+        block = item & two
+    else:
+        blocks = (heads + HB - 1) // HB
+        token = item // blocks
+        block = item - token * blocks
+    split = 0
+    if SPLIT:
+        split = token % splits
+        token = token // splits
+    return token, split, block
+
+
+@gluon.jit
+def load_lengths(
+    lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+    DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr,
+):
+    """The lengths of an item's token as they are stored; topk when there are none or no such item."""
+    token, _, _ = place(item, heads, splits, SPLIT, HB)
+    length = gl.load(lengths + token // len_per, mask=(has_len != 0) & (item < n_items), other=topk)
+    extra = 0
+    if DUAL:
+        extra = gl.load(extra_lengths + token // len_per, mask=(has_extra_len != 0) & (item < n_items), other=extra_topk)
+    return length, extra
+
+
+@gluon.jit
+def span(length, extra, item, topk, extra_topk, heads, splits, DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr):
+    """Lengths clamped, tiles of the main cache, first pair and number of pairs of an item. At least one pair: beyond the
+    lengths its keys are masked, so that an empty item needs no code of its own."""
+    length = gl.minimum(gl.maximum(length, 0), topk)
+    tiles_main = (length + 63) >> 6
+    tiles = tiles_main
+    if DUAL:
+        extra = gl.minimum(gl.maximum(extra, 0), extra_topk)
+        tiles += (extra + 63) >> 6
+    pairs = (tiles + 1) >> 1
+    first = 0
+    if SPLIT:
+        _, split, _ = place(item, heads, splits, SPLIT, HB)
+        per_split = (pairs + splits - 1) // splits
+        first = split * per_split
+        pairs = gl.minimum(per_split, pairs - first)
+    return length, extra, tiles_main, first, gl.maximum(pairs, 1)
+
+
+# ------------------------------------------------------------------------------------------------ producer
+
+
+@gluon.jit
+def first_keys(
+    indices, extra_indices, item, first, tiles_main, s_q, heads, splits,
+    idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr,
+):
+    """Of an item's first pair: pointers to the index of its first key in both caches, and that key's number among the extra
+    cache's keys (below zero: a key of the main cache). The next pair's are 128 further."""
+    token, _, _ = place(item, heads, splits, SPLIT, HB)
+    b = (token // s_q).to(gl.int64)
+    s_pos = (token % s_q).to(gl.int64)
+    at = indices + (b * idx_stride_b + s_pos * idx_stride_s) + first * 128
+    extra_key = first * 128 - tiles_main * 64
+    extra_at = at
+    if DUAL:
+        extra_at = extra_indices + (b * extra_idx_stride_b + s_pos * extra_idx_stride_s) + extra_key
+    return at, extra_at, extra_key
+
+
+@gluon.jit
+def keys_of(at, extra_at, extra_key, below, extra, DUAL: gl.constexpr, NW: gl.constexpr):
+    """Pointers to the indices of a pair's 128 keys, one per thread, and the cache of each: 0, 1, or -1 beyond the length.
+    `below`: how many keys of the main cache are left."""
+    key = gl.arange(0, 128, gl.BlockedLayout([1], [32], [NW], [0]))
+    index = at + key
+    cache = gl.where(key < below, 0, -1)
+    if DUAL:
+        in_extra = extra_key + key >= 0
+        index = gl.where(in_extra, extra_at + key, index)
+        cache = gl.where(in_extra, gl.where(extra_key + key < extra, 1, -1), cache)
+    return index, cache
+
+
+@gluon.jit
+def cache_start(words, extra_words, main_tiles, TILE: gl.constexpr, DUAL: gl.constexpr):
+    """The cache of a tile of a pair that has `main_tiles` tiles of the main cache."""
+    start = words
+    if DUAL:
+        start = gl.where(TILE < main_tiles, words, extra_words)
+    return start
+
+
+@gluon.jit
+def resolve(
+    raw, cache, words, extra_words, slots, extra_slots, page, extra_page, page_stride, extra_page_stride, offsets, landing,
+    DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, NW: gl.constexpr,
+):
+    """Where the rows of a pair lie, in units of 16 bytes from their cache's start (-1: not valid), once per key. The scales of
+    the keys set out for `landing`."""
+    main_rows = PAGE if PAGE > 0 else page
+    n_slots = slots
+    if DUAL:
+        n_slots = gl.where(cache == 1, extra_slots, slots)
+    valid = (cache >= 0) & (raw >= 0) & (raw < n_slots)
+    index = gl.where(valid, raw, 0)
+    if DUAL:
+        # dividing by each page size, not by a selected one, keeps a constant page a shift
+        extra_rows = EXTRA_PAGE if EXTRA_PAGE > 0 else extra_page
+        page_id = gl.where(cache == 1, index // extra_rows, index // main_rows)
+        rows = gl.where(cache == 1, extra_rows, main_rows)
+        page_row = page_id.to(gl.int64) * gl.where(cache == 1, extra_page_stride, page_stride)
+    else:
+        page_id = index // main_rows
+        rows = main_rows
+        page_row = page_id.to(gl.int64) * page_stride
+    in_page = index - page_id * rows
+    row = page_row + in_page * ROW_BYTES
+    offsets.store(gl.where(valid, (row >> 4).to(gl.int32), -1))
+    COPY: gl.constexpr = gl.BlockedLayout([1, SCALE_WORDS], [32, 1], [NW, 1], [1, 0])
+    scale_at = (page_row + rows * ROW_BYTES + in_page * SCALE_STRIDE) >> 2
+    start = words
+    if DUAL:
+        start = gl.where(cache == 1, extra_words, words)
+    at = gl.expand_dims(gl.multiple_of(gl.convert_layout(start + scale_at, gl.SliceLayout(1, COPY)), 4 * SCALE_WORDS), 1)
+    exists = gl.expand_dims(gl.convert_layout(valid, gl.SliceLayout(1, COPY)), 1)
+    at_word = at + gl.expand_dims(gl.arange(0, SCALE_WORDS, gl.SliceLayout(0, COPY)), 0)
+    copy_async(landing, at_word, mask=gl.broadcast(exists, at_word)[0])
+
+
+@gluon.jit
+def prepare_scales(landing, scales, TILE: gl.constexpr, HALF: gl.constexpr, FP16: gl.constexpr, NW: gl.constexpr):
+    """The scales of half of the dims of a tile's keys, in the type that the dequantisation takes and in its order [scale, key]."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, HALF_SCALES], [32, 1], [NW, 1], [1, 0])
+    x = landing.slice(64 * TILE, 64, dim=0).slice(HALF_SCALES * HALF, HALF_SCALES, dim=1).load(COPY)
+    # 2^(byte - 127); byte 0 is the subnormal 2^-127 and 255 is NaN, which a plain shift gets wrong
+    b = x.to(gl.int32)
+    exponent = gl.where(b == 0, 0x00400000, b << 23)
+    factor = gl.where(b == 255, 0x7FC00000, exponent).to(gl.float32, bitcast=True)
+    factor = factor.reshape([8, 2, 2, 2, HALF_SCALES]).permute((4, 0, 2, 3, 1)).reshape([HALF_SCALES, 64])  # see by_key
+    if FP16:
+        scales.store(factor.to(gl.float16))
+    else:
+        scales.store(factor.to(gl.bfloat16))
+
+
+@gluon.jit
+def copy_columns(start, offsets, tile, WORD0: gl.constexpr, WORDS: gl.constexpr, NW: gl.constexpr):
+    """Copy WORDS words of each of 64 rows, from word WORD0 on; zero for rows that are not valid."""
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [128 // WORDS, WORDS // 4], [NW, 1], [1, 0])
+    at = offsets.load(gl.SliceLayout(1, L))
+    row = gl.expand_dims(start + at.to(gl.int64) * 4, 1)
+    word = row + gl.expand_dims(WORD0 + gl.arange(0, WORDS, gl.SliceLayout(0, L)), 0)
+    copy_async(tile, word, mask=gl.broadcast(gl.expand_dims(at, 1) >= 0, word)[0])
+
+
+@gluon.jit
+def copy_left(start, offsets, st, places, tiles, NW: gl.constexpr):
+    """Dims 0..255 of a tile into their stage, and the places of its rows."""
+    places.index(st).store(by_key(offsets.load(gl.BlockedLayout([1], [32], [NW], [0]))))
+    copy_columns(start, offsets, tiles[0].index(st), 0, 64, NW)
+
+
+@gluon.jit
+def copy_right(start, offsets, st, tiles, NW: gl.constexpr):
+    """The other dims of a tile."""
+    copy_columns(start, offsets, tiles[1].index(st), 64, 32, NW)
+    copy_columns(start, offsets, tiles[2].index(st), 96, 16, NW)
+    copy_columns(start, offsets, tiles[ROPE_TILE].index(st), ROPE_WORD, 32, NW)
+
+
+@gluon.jit
+def produce(
+    tile, start, offsets, landed, tiles, places, scales, full, empty, TILE: gl.constexpr, STAGES: gl.constexpr,
+    FP16: gl.constexpr, NW: gl.constexpr,
+):
+    """Tile number `tile`, half by half: each has a group that multiplies its values and then releases it."""
+    st = tile % STAGES
+    phase = (tile // STAGES) & 1
+    mbarrier.wait(empty[0].index(st), phase ^ 1)
+    copy_left(start, offsets, st, places, tiles, NW)
+    async_copy.mbarrier_arrive(full[0].index(st), increment_count=False)
+    prepare_scales(landed, scales[0].index(st), TILE, 0, FP16, NW)
+    mbarrier.arrive(full[0].index(st), count=1)
+    mbarrier.wait(empty[1].index(st), phase ^ 1)
+    copy_right(start, offsets, st, tiles, NW)
+    async_copy.mbarrier_arrive(full[1].index(st), increment_count=False)
+    async_copy.commit_group()
+    prepare_scales(landed, scales[1].index(st), TILE, 1, FP16, NW)
+    mbarrier.arrive(full[1].index(st), count=1)
+
+
+@gluon.jit
+def q_rows(
+    q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, SPLIT: gl.constexpr, HB: gl.constexpr, L: gl.constexpr
+):
+    """Pointers to the rows of Q of an item. A head that does not exist has the last one's row: its scores count nowhere."""
+    token, _, block = place(item, heads, splits, SPLIT, HB)
+    head = gl.minimum(block * HB + gl.arange(0, HB, L), heads - 1)
+    row = q + (token // s_q).to(gl.int64) * q_stride_b + (token % s_q).to(gl.int64) * q_stride_s
+    return row + head.to(gl.int64) * q_stride_h
+
+
+@gluon.jit
+def copy_q(
+    q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope,
+    SPLIT: gl.constexpr, HB: gl.constexpr, NW: gl.constexpr,
+):
+    """Start copying Q of an item, as bf16, to where it is used. Needs no registers to land in."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [NW, 1], [1, 0])
+    row = q_rows(q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, SPLIT, HB, gl.SliceLayout(1, L))
+    at = gl.expand_dims(row, 1) + gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
+    for i in gl.static_range(CHUNKS):
+        copy_async(q_latent.index(i), at + i * 64)
+    copy_async(q_rope.index(0), at + CHUNKS * 64)
+
+
+@gluon.jit
+def prefetch_q(
+    q, item, n_items, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits,
+    SPLIT: gl.constexpr, HB: gl.constexpr, NW: gl.constexpr,
+):
+    """Q of an item into L2, so that copying it at the switch of items does not wait for device memory."""
+    row = q_rows(
+        q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, SPLIT, HB, gl.BlockedLayout([1], [32], [NW], [0])
+    )
+    prefetch_q_rows(row, (item < n_items).to(gl.int32))
+
+
+@gluon.jit
+def producer(
+    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths,
+    heads, s_q, topk, extra_topk, slots, extra_slots, page, extra_page, len_per, has_len, has_extra_len,
+    page_stride, extra_page_stride, q_stride_b, q_stride_s, q_stride_h,
+    idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, splits, n_items, first_item, stride,
+    DUAL: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr,
+    STAGES: gl.constexpr, NW: gl.constexpr,
+    q_latent, q_rope, tiles, places, scales, raw_indices, offsets, landing, free_q, full_q, full, empty,
+):
+    """Three places in the stream of pairs: pair g is copied, the addresses of pair g + 1 are found, the indices of pair g + 2 are
+    copied. The groups of copies are, in this order: rows of tile 0; scales of the next pair and indices of the one after it; rows
+    of tile 1. So all but one group need to have ended before a pair begins."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    KEY: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
+    words = kv.to(gl.pointer_type(gl.int32), bitcast=True)
+    extra_words = extra_kv.to(gl.pointer_type(gl.int32), bitcast=True)
+    by_tile = reinterpret(offsets, gl.int32, [4, 64], FLAT)
+    landed = reinterpret(landing, gl.uint8, [2, 128, 2 * HALF_SCALES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # The place whose indices are copied, in scalars. An item, how many pairs it has from there on, pointers to indices, keys and
+    # tiles of the main cache that are left.
+    item = first_item
+    length, extra = load_lengths(
+        lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
+    )
+    length, extra, tiles_main, first, pairs = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+    at, extra_at, extra_key = first_keys(
+        indices, extra_indices, item, first, tiles_main, s_q, heads, splits,
+        idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, DUAL, SPLIT, HB,
+    )
+    below = length - first * 128
+    main_tiles = tiles_main - 2 * first
+    index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
+    raw = gl.load(index, mask=cache >= 0, other=-1)
+    copy_q(q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope, SPLIT, HB, NW)
+    async_copy.mbarrier_arrive(full_q, increment_count=False)
+    resolve(
+        raw, cache, words, extra_words, slots, extra_slots, page, extra_page, page_stride, extra_page_stride,
+        offsets.index(0), landing.index(0), DUAL, PAGE, EXTRA_PAGE, NW,
+    )
+    main_tiles_0 = main_tiles  # of the pair that is copied
+    begins = -1  # the item whose Q that pair is the first to need, and likewise the next pair
+    next_begins = -1
+    pairs -= 1
+    if pairs == 0:
+        item += stride
+        next_begins = item
+        length, extra = load_lengths(
+            lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+            DUAL, SPLIT, HB,
+        )
+        length, extra, tiles_main, first, pairs = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+        at, extra_at, extra_key = first_keys(
+            indices, extra_indices, item, first, tiles_main, s_q, heads, splits,
+            idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, DUAL, SPLIT, HB,
+        )
+        below = gl.where(item < n_items, length - first * 128, 0)
+        extra = gl.where(item < n_items, extra, 0)
+        main_tiles = tiles_main - 2 * first
+    else:
+        at += 128
+        extra_at += 128
+        extra_key += 128
+        below -= 128
+        main_tiles -= 2
+    index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
+    copy_async(raw_indices.index(1), index, mask=cache >= 0)
+    async_copy.commit_group()
+    async_copy.commit_group()  # stands for the rows of a tile 1 before
+    more = first_item < n_items
+    g = 0
+    it = 1  # items whose Q was copied
+    while more:
+        slot = g & 1
+        async_copy.wait_group(1)
+        # ---- tile 0
+        start = cache_start(words, extra_words, main_tiles_0, 0, DUAL)
+        produce(2 * g, start, by_tile.index(2 * slot), landed.index(slot), tiles, places, scales, full, empty, 0, STAGES, FP16, NW)
+        if begins >= 0:
+            mbarrier.wait(free_q, (it & 1) ^ 1)
+            copy_q(q, begins, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope, SPLIT, HB, NW)
+            async_copy.mbarrier_arrive(full_q, increment_count=False)
+            it += 1
+        # ---- addresses of the next pair, indices of the one after it
+        index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
+        resolve(
+            raw_indices.index(slot ^ 1).load(KEY), cache, words, extra_words, slots, extra_slots, page, extra_page,
+            page_stride, extra_page_stride, offsets.index(slot ^ 1), landing.index(slot ^ 1), DUAL, PAGE, EXTRA_PAGE, NW,
+        )
+        more = item < n_items
+        main_tiles_1 = main_tiles_0
+        main_tiles_0 = main_tiles
+        begins = next_begins
+        next_begins = -1
+        pairs -= 1
+        if pairs == 0:
+            item += stride
+            next_begins = item
+            length, extra = load_lengths(
+                lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+                DUAL, SPLIT, HB,
+            )
+            length, extra, tiles_main, first, pairs = span(
+                length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB
+            )
+            at, extra_at, extra_key = first_keys(
+                indices, extra_indices, item, first, tiles_main, s_q, heads, splits,
+                idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, DUAL, SPLIT, HB,
+            )
+            below = gl.where(item < n_items, length - first * 128, 0)
+            extra = gl.where(item < n_items, extra, 0)
+            main_tiles = tiles_main - 2 * first
+            prefetch_q(q, item, n_items, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, SPLIT, HB, NW)
+        else:
+            at += 128
+            extra_at += 128
+            extra_key += 128
+            below -= 128
+            main_tiles -= 2
+        index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
+        copy_async(raw_indices.index(slot), index, mask=cache >= 0)
+        async_copy.commit_group()
+        # ---- tile 1
+        start = cache_start(words, extra_words, main_tiles_1, 1, DUAL)
+        produce(
+            2 * g + 1, start, by_tile.index(2 * slot + 1), landed.index(slot), tiles, places, scales, full, empty, 1, STAGES, FP16, NW
+        )
+        g += 1
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+@gluon.jit
+def take_q(
+    q_latent, q_bf16, q_rope, full_q, mine, theirs, it, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr,
+    FP16: gl.constexpr, HB: gl.constexpr,
+):
+    """Wait for Q of an item, bring this group's chunks in order, and wait for the other group's."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    mbarrier.wait(full_q, it & 1)
+    for i in gl.static_range(FIRST, LAST):
+        x = q_bf16.index(i).load(L).reshape([HB, 4, 4, 2, 2]).permute((0, 2, 3, 1, 4)).reshape([HB, 64])
+        if FP16:
+            q_latent.index(i).store(x.to(gl.float16))
+        else:
+            q_latent.index(i).store(x)
+    if ROPE:
+        x = q_rope.index(0).load(L).reshape([HB, 2, 4, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([HB, 64])
+        q_rope.index(0).store(x)
+    fence_async_shared()
+    mbarrier.arrive(mine, count=1)
+    mbarrier.wait(theirs, it & 1)
+
+
+@gluon.jit
+def chunk_of(tiles, scales, st, CHUNK: gl.constexpr):
+    """64 latent dims of a tile's rows, and their scales."""
+    L: gl.constexpr = chunk_layout()
+    if CHUNK < 4:
+        raw = tiles[0].index(st).slice(16 * CHUNK, 16, dim=1).load(L)
+    elif CHUNK < 6:
+        raw = tiles[1].index(st).slice(16 * (CHUNK - 4), 16, dim=1).load(L)
+    else:
+        raw = tiles[2].index(st).load(L)
+    SIDE: gl.constexpr = CHUNK // 4
+    scale = scales[SIDE].index(st).slice((CHUNK - 4 * SIDE) * 16 // GROUP_WORDS, 1, dim=0)
+    factor = scale.load(chunk_scales()).reshape([64])
+    return raw, factor
+
+
+@gluon.jit
+def chunk_fragment(raw, factor, FP16: gl.constexpr, HB: gl.constexpr):
+    """A chunk, dequantised, as fragments of four steps."""
+    factor = gl.convert_layout(by_row(factor), gl.SliceLayout(1, chunk_layout()), assert_trivial=True)
+    factor = gl.expand_dims(factor.to(gl.float32), 1)
+    if FP16:
+        lo, hi = dequantise_fp16(raw, pack_half2(factor))
+    else:
+        lo, hi = dequantise_bf16(raw, factor)
+    a, b = apart(lo, FP16)
+    c, d = apart(hi, FP16)
+    x = gl.join(gl.join(a, b), gl.join(c, d)).reshape([8, 2, 2, 2, 4, 4, 2, 2])  # row, lane, step, pair, half of the step
+    x = x.permute((0, 2, 3, 1, 5, 7, 4, 6)).reshape([64, 64])
+    return gl.convert_layout(x, fragment_layout(HB), assert_trivial=True)
+
+
+@gluon.jit
+def scores(tiles, scales, full, tile, z, q_latent, q_rope, STAGES: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
+    """S^T = K Q^T of a tile, as its halves arrive. What the next step reads is asked for before this one is multiplied."""
+    st = tile % STAGES
+    phase = (tile // STAGES) & 1
+    p = gl.zeros([64, HB], gl.float32, scores_layout(HB))
+    mbarrier.wait(full[0].index(st), phase)
+    AHEAD: gl.constexpr = HB < 64 or V_ROPE  # else registers do not suffice, and ptxas would run every MMA by itself
+    if AHEAD:
+        raw, factor = chunk_of(tiles, scales, st, 0)
+    for i in gl.static_range(CHUNKS):
+        if not AHEAD:
+            if i == 4:
+                mbarrier.wait(full[1].index(st), phase)
+            raw, factor = chunk_of(tiles, scales, st, i)
+        x = chunk_fragment(raw, factor, FP16, HB)
+        if AHEAD and i + 1 < CHUNKS:
+            if i == 3:
+                mbarrier.wait(full[1].index(st), phase)
+            raw, factor = chunk_of(tiles, scales, st, i + 1)
+        p = warpgroup_mma(x, q_latent.index(z + i).permute((1, 0)), p, use_acc=i > 0, is_async=True)
+        p = warpgroup_mma_wait(1, deps=[p])
+    x = tiles[ROPE_TILE].index(st).load(rope_layout()).reshape([8, 2, 2, 2, 2, 4, 2, 2, 2])
+    x = x.permute((0, 2, 3, 1, 4, 6, 7, 5, 8)).reshape([64, 64])
+    x = gl.convert_layout(x, fragment_layout(HB), assert_trivial=True)
+    p = warpgroup_mma(x, q_rope.index(z).permute((1, 0)), p, is_async=True)
+    return warpgroup_mma_wait(0, deps=[p])
+
+
+@gluon.jit
+def step_of(tile, scales, STEP: gl.constexpr, SCALE0: gl.constexpr, WORDS: gl.constexpr, FP16: gl.constexpr):
+    """16 keys of WORDS words of a tile's rows: even and odd keys, and their scales (fp16: of both in a word)."""
+    COUNT: gl.constexpr = WORDS // GROUP_WORDS
+    S: gl.constexpr = gl.SliceLayout(2, pair_layout(WORDS, GROUP_WORDS))
+    raw = tile.slice(16 * STEP, 16, dim=0).load(step_layout(WORDS))
+    if FP16:
+        first = scales.slice(SCALE0, COUNT, dim=0).slice(8 * STEP, 8, dim=1).permute((1, 0)).load(S)
+        second = first
+    else:
+        both = scales.slice(SCALE0, COUNT, dim=0).slice(16 * STEP, 16, dim=1).load(pair_scales(WORDS, GROUP_WORDS))
+        first, second = gl.split(both.to(gl.float32).permute((1, 0)).reshape([8, 2, COUNT]).permute((0, 2, 1)))
+        first = gl.convert_layout(first, S, assert_trivial=True)
+        second = gl.convert_layout(second, S, assert_trivial=True)
+    return raw, first, second
+
+
+@gluon.jit
+def step_fragment(raw, first, second, WORDS: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
+    """A step, dequantised, as the fragments of 4 x WORDS rows of V^T."""
+    COUNT: gl.constexpr = WORDS // GROUP_WORDS
+    L: gl.constexpr = pair_layout(WORDS, GROUP_WORDS)
+    even, odd = gl.split(raw.reshape([2, 2, 4, WORDS]).permute((0, 2, 3, 1)).reshape([8, WORDS, 2]))
+    even = gl.convert_layout(even.reshape([8, COUNT, GROUP_WORDS]), L, assert_trivial=True)
+    odd = gl.convert_layout(odd.reshape([8, COUNT, GROUP_WORDS]), L, assert_trivial=True)
+    if FP16:
+        d0, d1, d2, d3 = dequantise_pairs_fp16(even, odd, gl.expand_dims(first, 2))
+    else:
+        d0, d1, d2, d3 = dequantise_pairs_bf16(even, odd, gl.expand_dims(first, 2), gl.expand_dims(second, 2))
+    a0, b0 = apart(d0, FP16)
+    a1, b1 = apart(d1, FP16)
+    a2, b2 = apart(d2, FP16)
+    a3, b3 = apart(d3, FP16)
+    x = gl.join(gl.join(gl.join(a0, a1), gl.join(a2, a3)), gl.join(gl.join(b0, b1), gl.join(b2, b3)))
+    # half of the step, c; the word's bits; bits 0 and 1 of the dim in it; even or odd -> row of V^T; key
+    if WORDS == 64:
+        x = x.reshape([2, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2]).permute((7, 9, 2, 4, 8, 5, 3, 6, 0, 1, 10))
+    else:
+        x = x.reshape([2, 4, 2, 2, 2, 2, 2, 2, 2, 2]).permute((8, 3, 4, 7, 2, 5, 6, 0, 1, 9))
+    return gl.convert_layout(x.reshape([4 * WORDS, 16]), fragment_layout(HB), assert_trivial=True)
+
+
+@gluon.jit
+def values(tile, scales, p, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
+    """O^T += V^T P^T of a tile, 256 dims. What the next step reads is asked for before this one is multiplied, and the tile is
+    released as soon as all of it is in registers."""
+    raw, first, second = step_of(tile, scales, 0, 0, 64, FP16)
+    for i in gl.static_range(4):
+        x = step_fragment(raw, first, second, 64, FP16, HB)
+        if i < 3:
+            raw, first, second = step_of(tile, scales, i + 1, 0, 64, FP16)
+        acc = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(empty, count=1)
+    return warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def values_left(tiles, scales, st, p, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
+    return values(tiles[0].index(st), scales[0].index(st), p, acc, empty[0].index(st), FP16, HB)
+
+
+@gluon.jit
+def half_step_fragment(halves, scales, STEP: gl.constexpr, SCALE0: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
+    """16 keys of 64 dims, dequantised: a lane has two of them, half a word."""
+    L: gl.constexpr = half_pair_layout()
+    S: gl.constexpr = gl.SliceLayout(2, L)
+    raw = halves.slice(16 * STEP, 16, dim=0).load(half_step_layout()).to(gl.int32)
+    even, odd = gl.split(raw.reshape([2, 2, 4, 32]).permute((0, 2, 3, 1)).reshape([8, 32, 2]))
+    even = gl.convert_layout(even.reshape([8, 1, 32]), L, assert_trivial=True)
+    odd = gl.convert_layout(odd.reshape([8, 1, 32]), L, assert_trivial=True)
+    if FP16:
+        pairs = scales.slice(SCALE0, 1, dim=0).slice(8 * STEP, 8, dim=1).permute((1, 0)).load(S)
+        d0, d1, _, _ = dequantise_pairs_fp16(even, odd, gl.expand_dims(pairs, 2))
+    else:
+        both = scales.slice(SCALE0, 1, dim=0).slice(16 * STEP, 16, dim=1).load(half_pair_scales()).to(gl.float32)
+        first, second = gl.split(both.permute((1, 0)).reshape([8, 2, 1]).permute((0, 2, 1)))
+        first = gl.expand_dims(gl.convert_layout(first, S, assert_trivial=True), 2)
+        second = gl.expand_dims(gl.convert_layout(second, S, assert_trivial=True), 2)
+        d0, d1, _, _ = dequantise_pairs_bf16(even, odd, first, second)
+    a0, b0 = apart(d0, FP16)
+    a1, b1 = apart(d1, FP16)
+    x = gl.join(gl.join(a0, a1), gl.join(b0, b1))
+    x = x.reshape([2, 4, 4, 8, 2, 2]).permute((2, 4, 3, 0, 1, 5)).reshape([64, 16])
+    return gl.convert_layout(x, fragment_layout(HB), assert_trivial=True)
+
+
+@gluon.jit
+def rope_fragment(rope, STEP: gl.constexpr, HB: gl.constexpr):
+    """16 keys of the rope dims, in bf16."""
+    x = rope.slice(16 * STEP, 16, dim=0).load(rope_step_layout())
+    x = x.reshape([2, 2, 4, 2, 2, 2, 2, 2, 2]).permute((4, 5, 8, 3, 6, 7, 0, 2, 1)).reshape([64, 16])
+    return gl.convert_layout(x, fragment_layout(HB), assert_trivial=True)
+
+
+@gluon.jit
+def values_right(tiles, halves, scales, st, p, p_rope, oa, ob, ox, empty, FP16: gl.constexpr, HB: gl.constexpr):
+    """O^T += V^T P^T of a tile, dims 256..383, 384..447 and the rope dims."""
+    factors = scales[1].index(st)
+    raw, first, second = step_of(tiles[1].index(st), factors, 0, 0, 32, FP16)
+    for i in gl.static_range(4):
+        x = step_fragment(raw, first, second, 32, FP16, HB)
+        y = half_step_fragment(halves.index(st), factors, i, 2, FP16, HB)
+        z = rope_fragment(tiles[3].index(st), i, HB)
+        if i < 3:
+            raw, first, second = step_of(tiles[1].index(st), factors, i + 1, 0, 32, FP16)
+        oa = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), oa, is_async=True)
+        ob = warpgroup_mma(y, p.slice(16 * i, 16, dim=0), ob, is_async=True)
+        ox = warpgroup_mma(z, p_rope.slice(16 * i, 16, dim=0), ox, is_async=True)
+        oa, ob, ox = warpgroup_mma_wait(3, deps=[oa, ob, ox])
+    mbarrier.arrive(empty[1].index(st), count=1)
+    return warpgroup_mma_wait(0, deps=[oa, ob, ox])
+
+
+@gluon.jit
+def rescale(acc, factors, moved, HB: gl.constexpr):
+    """acc [dims, heads] times factors [heads]; skipped where no head's maximum has moved, as in most tiles."""
+    if moved:
+        acc = acc * factors.load(gl.SliceLayout(0, scores_layout(HB)))[None, :]
+    return acc
+
+
+@gluon.jit
+def any_moved(factor):
+    return gl.max((factor != 1.0).to(gl.int32), 0) != 0
+
+
+@gluon.jit
+def max_of(x, parts, HB: gl.constexpr):
+    """The maximum of each head over the 64 keys: [HB] in `head_layout`."""
+    parts.store(gl.max(gl.max(x.reshape([4, 2, 8, HB]), 1), 1))
+    return gl.max(parts.load(warp_layout(HB)), 0)
+
+
+@gluon.jit
+def sum_of(x, parts, HB: gl.constexpr):
+    """The sum of each head over the 64 keys."""
+    parts.store(gl.sum(gl.sum(x.reshape([4, 2, 8, HB]), 1), 1))
+    return gl.sum(parts.load(warp_layout(HB)), 0)
+
+
+@gluon.jit
+def threshold(m, before, l, SLACK: gl.constexpr, SHARE: gl.constexpr):
+    """What a tile's maximum must exceed to replace m (log2): m + SLACK, since a P of 2^SLACK is as good as 1 and moving m
+    rescales O. But where P meets values in bf16 a key that dominates its row must have the P that is exactly 1, or the rounding
+    of its P would be most of the error: there a key also moves m if its P would be more than half of l, the group's sum so
+    far, which is relative to `before` (SHARE)."""
+    if SHARE:
+        return gl.maximum(m, gl.minimum(m + SLACK, before + rough_log2(l) - 1.0))
+    else:
+        return m + SLACK
+
+
+@gluon.jit
+def mask(p, places, HB: gl.constexpr):
+    """-inf where the key is not valid."""
+    valid = places.load(gl.SliceLayout(1, scores_layout(HB))) >= 0
+    return gl.where(valid[:, None], p, float("-inf"))
+
+
+@gluon.jit
+def load_sink(sink, block, heads, has_sink, HB: gl.constexpr):
+    """Sinks of a head block; -inf when there are none."""
+    head = block * HB + gl.arange(0, HB, head_layout(HB))
+    return gl.load(sink + head, mask=(head < heads) & (has_sink != 0), other=float("-inf"))
+
+
+@gluon.jit
+def inverse(l, m, sinks, SPLIT: gl.constexpr):
+    """What normalises a row; a sink far above every key makes it zero, as it should be."""
+    total = l
+    if not SPLIT:
+        total = l + gl.exp2(sinks * LOG2E - m)
+    return gl.where(l == 0.0, 0.0, 1.0 / total)
+
+
+@gluon.jit
+def by_dim(acc, DIMS: gl.constexpr, ROPE: gl.constexpr, HB: gl.constexpr):
+    """Accumulators [rows, HB] in the order of the dims. Moves nothing."""
+    if DIMS == 256:
+        x = acc.reshape([2, 2, 2, 2, 2, 2, 2, 2, HB]).permute((2, 6, 3, 5, 7, 0, 1, 4, 8))
+    elif DIMS == 128:
+        x = acc.reshape([2, 2, 2, 2, 2, 2, 2, HB]).permute((4, 1, 2, 5, 6, 0, 3, 7))
+    elif ROPE:
+        x = acc.reshape([2, 2, 2, 2, 2, 2, HB]).permute((3, 0, 1, 4, 5, 2, 6))
+    else:
+        x = acc.reshape([4, 2, 8, HB]).permute((0, 2, 1, 3))
+    return gl.convert_layout(x.reshape([DIMS, HB]), output_layout(DIMS, ROPE, HB), assert_trivial=True)
+
+
+@gluon.jit
+def leave(
+    acc, inv, to, offset, item, stride_h, heads, splits, D0: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
+    SPLIT: gl.constexpr, HB: gl.constexpr,
+):
+    """Columns of O to the output, or as fp32 to a part, where columns without a valid key, whose factor is 0, are not written."""
+    L: gl.constexpr = output_layout(DIMS, ROPE, HB)
+    _, _, block = place(item, heads, splits, SPLIT, HB)
+    x = by_dim(acc, DIMS, ROPE, HB)
+    factor = gl.convert_layout(inv, gl.SliceLayout(0, L))
+    head = block * HB + gl.arange(0, HB, gl.SliceLayout(0, L))
+    dim = D0 + gl.arange(0, DIMS, gl.SliceLayout(1, L))
+    x = x * factor[None, :]
+    if SPLIT:
+        written = (head < heads) & (factor != 0.0)
+        gl.store(to + (((offset + head) * D_V)[None, :] + dim[:, None]), x, mask=written[None, :])
+    else:
+        row = (head.to(gl.int64) * stride_h)[None, :]
+        gl.store(to + offset + (row + dim[:, None]), x.to(gl.bfloat16), mask=(head < heads)[None, :])
+
+
+@gluon.jit
+def left_group(
+    lengths, extra_lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
+    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
+    lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item, stride,
+    DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
+    q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
+    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums,
+    free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+):
+    HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
+    SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
+    SL: gl.constexpr = scores_layout(HB)
+    HL: gl.constexpr = head_layout(HB)
+    item = first_item
+    length, extra = load_lengths(
+        lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
+    )
+    next_length, next_extra = load_lengths(
+        lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+        DUAL, SPLIT, HB,
+    )
+    _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+    m = gl.full([HB], LOWEST, gl.float32, HL)
+    best = gl.full([HB], LOWEST, gl.float32, HL)
+    l = gl.zeros([HB], gl.float32, HL)
+    acc = gl.zeros([256, HB], gl.float32, SL)
+    j = 0  # pair of the item
+    it = 0  # items so far
+    g = 0  # pairs so far
+    if item < n_items:
+        take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB)
+    while item < n_items:
+        # Always 0, which the compiler cannot prove: buffers indexed with it have descriptors that vary in the loop, so that
+        # they are not hoisted out of it, dozens of 64 bits each, and spilled.
+        z = g >> 30
+        st0 = (2 * g) % STAGES
+        st1 = (2 * g + 1) % STAGES
+        last = j + 1 == n
+        # ---- tile 0: scores, softmax, publish
+        p = scores(tiles, scales, full, 2 * g, z, q_latent, q_rope, STAGES, FP16, HB)
+        sinks = m
+        if last:
+            mbarrier.arrive(free_q, count=1)
+            if not SPLIT:
+                _, _, block = place(item, heads, splits, SPLIT, HB)
+                sinks = load_sink(sink, block, heads, has_sink, HB)
+        x = mask(p, places.index(st0), HB)
+        mx = max_of(x, maxima, HB) * scale_log2
+        best = gl.maximum(best, mx)
+        m0 = gl.where(mx > threshold(m, m, l, SLACK, SHARE), mx, m)
+        a = gl.exp2(m - m0)
+        mbarrier.wait(free_s0, (g & 1) ^ 1)
+        m0_buf.store(m0)
+        a0_buf.store(a)
+        s = gl.exp2(x * scale_log2 - m0_buf.load(gl.SliceLayout(0, SL))[None, :])
+        s0_buf.index(z).store(s.to(HALF))
+        if V_ROPE and FP16:
+            s0_rope.index(z).store(s.to(gl.bfloat16))
+        fence_async_shared()
+        mbarrier.arrive(ready_s0, count=1)
+        l = l * a + sum_of(s, sums, HB)
+        acc = rescale(acc, a0_buf, any_moved(a), HB)
+        acc = values_left(tiles, pair_scale, st0, s0_buf.index(z), acc, empty, FP16, HB)
+        # ---- tile 1, from the right group
+        mbarrier.wait(ready_s1, g & 1)
+        m = m1_buf.load(HL)
+        a = a1_buf.load(HL)
+        l = l * a
+        acc = rescale(acc, a1_buf, any_moved(a), HB)
+        inv = m
+        offset = gl.full([], 0, gl.int64)
+        acc = values_left(tiles, pair_scale, st1, s1_buf.index(z), acc, empty, FP16, HB)
+        j += 1
+        if last:
+            l0_buf.store(l)
+            best0_buf.store(best)
+            mbarrier.arrive(ready_l0, count=1)
+            inv, offset = prepare_left(
+                l, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse,
+                out_stride_b, out_stride_s, lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT, HB, l1_buf, ready_l1,
+            )
+            if SPLIT:
+                leave(acc, inv, part_out, offset, item, 0, heads, splits, 0, 256, False, SPLIT, HB)
+            else:
+                leave(acc, inv, out, offset, item, out_stride_h, heads, splits, 0, 256, False, SPLIT, HB)
+            acc = gl.zeros([256, HB], gl.float32, SL)
+            m = gl.full([HB], LOWEST, gl.float32, HL)
+            best = gl.full([HB], LOWEST, gl.float32, HL)
+            l = gl.zeros([HB], gl.float32, HL)
+            j = 0
+            it += 1
+            item += stride
+            if item < n_items:
+                take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, it, 0, 4, False, FP16, HB)
+            _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+            next_length, next_extra = load_lengths(
+                lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+                DUAL, SPLIT, HB,
+            )
+        g += 1
+
+
+@gluon.jit
+def prepare_left(
+    l, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse, out_stride_b, out_stride_s,
+    lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT: gl.constexpr, HB: gl.constexpr, l1_buf, ready_l1,
+):
+    """Writes lse. Returns the factors of the heads, and where their columns go: an offset in the output, or the first part."""
+    HL: gl.constexpr = head_layout(HB)
+    mbarrier.wait(ready_l1, it & 1)
+    l_all = l + l1_buf.load(HL)
+    inv = inverse(l_all, m, sinks, SPLIT)
+    token, split, block = place(item, heads, splits, SPLIT, HB)
+    head = block * HB + gl.arange(0, HB, HL)
+    empty = l_all == 0.0
+    lse2 = gl.where(empty, float("-inf"), m + gl.log2(l_all))
+    if SPLIT:
+        offset = (token.to(gl.int64) * splits + split) * heads
+        gl.store(part_lse + (offset + head), lse2, mask=head < heads)
+    else:
+        b = (token // s_q).to(gl.int64)
+        s_pos = (token % s_q).to(gl.int64)
+        offset = b * out_stride_b + s_pos * out_stride_s
+        lse_row = lse + (b * lse_stride_b + s_pos * lse_stride_s)
+        lse_out = gl.where(empty, empty_lse, lse2 * (LN2 * lse_scale))
+        gl.store(lse_row + head.to(gl.int64) * lse_stride_h, lse_out, mask=(head < heads) & (has_lse != 0))
+    return inv, offset
+
+
+@gluon.jit
+def right_group(
+    lengths, extra_lengths, sink, out, max_logits, part_out, part_max, scale_log2,
+    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
+    max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item, stride,
+    DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
+    q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
+    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums,
+    free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+):
+    HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
+    SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
+    SL: gl.constexpr = scores_layout(HB)
+    HL: gl.constexpr = head_layout(HB)
+    item = first_item
+    length, extra = load_lengths(
+        lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
+    )
+    next_length, next_extra = load_lengths(
+        lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+        DUAL, SPLIT, HB,
+    )
+    _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+    m = gl.full([HB], LOWEST, gl.float32, HL)
+    best = gl.full([HB], LOWEST, gl.float32, HL)
+    l = gl.zeros([HB], gl.float32, HL)
+    oa = gl.zeros([128, HB], gl.float32, SL)  # dims 256..383, 384..447, and the rope dims
+    ob = gl.zeros([64, HB], gl.float32, SL)
+    ox = gl.zeros([64, HB], gl.float32, SL)
+    j = 0
+    it = 0
+    g = 0
+    if item < n_items:
+        take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB)
+    while item < n_items:
+        z = g >> 30
+        st0 = (2 * g) % STAGES
+        st1 = (2 * g + 1) % STAGES
+        last = j + 1 == n
+        # ---- scores of tile 1
+        p = scores(tiles, scales, full, 2 * g + 1, z, q_latent, q_rope, STAGES, FP16, HB)
+        sinks = m
+        if last:
+            mbarrier.arrive(free_q, count=1)
+            if not SPLIT:
+                _, _, block = place(item, heads, splits, SPLIT, HB)
+                sinks = load_sink(sink, block, heads, has_sink, HB)
+        x = mask(p, places.index(st1), HB)
+        mx = max_of(x, maxima, HB) * scale_log2
+        best = gl.maximum(best, mx)
+        # ---- tile 0's maximum, from the left group; softmax of tile 1, publish
+        mbarrier.wait(ready_s0, g & 1)
+        m0 = m0_buf.load(HL)
+        m1 = gl.where(mx > threshold(m0, m, l, SLACK, SHARE), mx, m0)
+        a = gl.exp2(m0 - m1)
+        m1_buf.store(m1)
+        a1_buf.store(a)
+        s = gl.exp2(x * scale_log2 - m1_buf.load(gl.SliceLayout(0, SL))[None, :])
+        s1_buf.index(z).store(s.to(HALF))
+        if V_ROPE and FP16:
+            s1_rope.index(z).store(s.to(gl.bfloat16))
+        fence_async_shared()
+        mbarrier.arrive(ready_s1, count=1)
+        a0 = a0_buf.load(HL)
+        l = l * (a0 * a) + sum_of(s, sums, HB)
+        if last:
+            l1_buf.store(l)
+            mbarrier.arrive(ready_l1, count=1)
+        # ---- tile 0
+        moved = any_moved(a0)
+        oa = rescale(oa, a0_buf, moved, HB)
+        ob = rescale(ob, a0_buf, moved, HB)
+        ox = rescale(ox, a0_buf, moved, HB)
+        oa, ob, ox = values_right(tiles, halves, pair_scale, st0, s0_buf.index(z), s0_rope.index(z), oa, ob, ox, empty, FP16, HB)
+        mbarrier.arrive(free_s0, count=1)
+        # ---- tile 1
+        moved = any_moved(a)
+        oa = rescale(oa, a1_buf, moved, HB)
+        ob = rescale(ob, a1_buf, moved, HB)
+        ox = rescale(ox, a1_buf, moved, HB)
+        oa, ob, ox = values_right(tiles, halves, pair_scale, st1, s1_buf.index(z), s1_rope.index(z), oa, ob, ox, empty, FP16, HB)
+        m = m1
+        j += 1
+        if last:
+            inv, offset = prepare_right(
+                l, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max,
+                out_stride_b, out_stride_s, max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l0_buf, best0_buf, ready_l0,
+            )
+            to = part_out if SPLIT else out
+            step = 0 if SPLIT else out_stride_h
+            leave(oa, inv, to, offset, item, step, heads, splits, 256, 128, False, SPLIT, HB)
+            leave(ob, inv, to, offset, item, step, heads, splits, 384, 64, False, SPLIT, HB)
+            leave(ox, inv, to, offset, item, step, heads, splits, 448, 64, True, SPLIT, HB)
+            oa = gl.zeros([128, HB], gl.float32, SL)
+            ob = gl.zeros([64, HB], gl.float32, SL)
+            ox = gl.zeros([64, HB], gl.float32, SL)
+            m = gl.full([HB], LOWEST, gl.float32, HL)
+            best = gl.full([HB], LOWEST, gl.float32, HL)
+            l = gl.zeros([HB], gl.float32, HL)
+            j = 0
+            it += 1
+            item += stride
+            if item < n_items:
+                take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB)
+            _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
+            next_length, next_extra = load_lengths(
+                lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
+                DUAL, SPLIT, HB,
+            )
+        g += 1
+
+
+@gluon.jit
+def prepare_right(
+    l, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max, out_stride_b, out_stride_s,
+    max_stride_b, max_stride_s, max_stride_h, splits, SPLIT: gl.constexpr, HB: gl.constexpr, l0_buf, best0_buf, ready_l0,
+):
+    """Writes max_logits. Returns what prepare_left does."""
+    HL: gl.constexpr = head_layout(HB)
+    mbarrier.wait(ready_l0, it & 1)
+    l_all = l + l0_buf.load(HL)
+    best = gl.maximum(best, best0_buf.load(HL))
+    inv = inverse(l_all, m, sinks, SPLIT)
+    token, split, block = place(item, heads, splits, SPLIT, HB)
+    head = block * HB + gl.arange(0, HB, HL)
+    # a NaN key leaves no trace in a maximum, but it does in the sum
+    top = gl.where(l_all == l_all, gl.where(best == LOWEST, float("-inf"), best), float("nan"))
+    if SPLIT:
+        offset = (token.to(gl.int64) * splits + split) * heads
+        gl.store(part_max + (offset + head), top, mask=(head < heads) & (has_max != 0))
+    else:
+        b = (token // s_q).to(gl.int64)
+        s_pos = (token % s_q).to(gl.int64)
+        offset = b * out_stride_b + s_pos * out_stride_s
+        max_row = max_logits + (b * max_stride_b + s_pos * max_stride_s)
+        gl.store(max_row + head.to(gl.int64) * max_stride_h, top * LN2, mask=(head < heads) & (has_max != 0))
+    return inv, offset
+
+
+# ------------------------------------------------------------------------------------------------ kernel
+
+
+@gluon.jit
+def new_barrier(COUNT: gl.constexpr):
+    """One allocation per barrier, and per buffer below: Triton looks at whole allocations when it decides where warps must
+    wait for each other, and an array of barriers would have them wait almost everywhere."""
+    barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(barrier, count=COUNT)
+    return barrier
+
+
+@gluon.jit
+def new_barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(bars.index(i), count=COUNT)
+    return bars
+
+
+@gluon.jit(do_not_specialize=["n_heads", "s_q", "topk", "extra_topk", "slots", "extra_slots", "page", "extra_page",
+                              "len_per", "has_len", "has_extra_len", "has_sink", "has_lse", "has_max", "tokens", "splits"])
+def attention_kernel(
+    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, out, lse, max_logits,
+    part_out, part_lse, part_max,
+    scale_log2, lse_scale, empty_lse,
+    n_heads, s_q, topk, extra_topk, slots, extra_slots, page, extra_page,
+    len_per, has_len, has_extra_len, has_sink, has_lse, has_max,
+    page_stride, extra_page_stride,
+    q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s,
+    out_stride_b, out_stride_s, out_stride_h,
+    lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h,
+    tokens, splits,
+    DUAL: gl.constexpr,  # a second cache under the same softmax
+    SPLIT: gl.constexpr,  # write normalised parts for combine.py
+    PAGE: gl.constexpr,  # 0: page, else the exact page size
+    EXTRA_PAGE: gl.constexpr,
+    HB: gl.constexpr,  # heads per item: 16, 32 or 64
+    FP16: gl.constexpr,  # latent dims of Q, K and P in fp16 (scales within 6e-5..146), else bf16
+    PERSISTENT: gl.constexpr,  # the grid is smaller than the items
+    STAGES: gl.constexpr,  # tiles in shared memory
+    NW: gl.constexpr,  # producer warps
+    R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
+    R_PRODUCER: gl.constexpr,
+    SLACK: gl.constexpr,  # growth in log2 that a column's maximum must have to be taken up
+):
+    if SPLIT:
+        release_dependents()
+    HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)  # 128-byte swizzle, 16-bit elements
+    PROBS: gl.constexpr = gl.NVMMASharedLayout(2 * HB, 16, 2)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])  # words: 16-byte units by row
+    VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PLANE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    q_latent = gl.allocate_shared_memory(HALF, [CHUNKS, HB, 64], TILE)
+    q_rope = gl.allocate_shared_memory(gl.bfloat16, [1, HB, 64], TILE)
+    q_bf16 = reinterpret(q_latent, gl.bfloat16, [CHUNKS, HB, 64], TILE)
+    left = gl.allocate_shared_memory(gl.int32, [STAGES, 64, 64], ROWS)
+    rope = gl.allocate_shared_memory(gl.int32, [STAGES, 64, 32], ROWS)
+    rope_16 = reinterpret(rope, gl.bfloat16, [STAGES, 64, 64], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    right = gl.allocate_shared_memory(gl.int32, [STAGES, 64, 32], ROWS)
+    rest = gl.allocate_shared_memory(gl.int32, [STAGES, 64, 16], gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+    to_fill = (left, right, rest, rope)
+    tiles = (left, right, rest, rope_16)
+    halves = reinterpret(rest, gl.int16, [STAGES, 64, 32], gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
+    s0_buf = gl.allocate_shared_memory(HALF, [1, 64, HB], PROBS)
+    s1_buf = gl.allocate_shared_memory(HALF, [1, 64, HB], PROBS)
+    s0_rope = s0_buf
+    s1_rope = s1_buf
+    if V_ROPE and FP16:
+        s0_rope = gl.allocate_shared_memory(gl.bfloat16, [1, 64, HB], PROBS)
+        s1_rope = gl.allocate_shared_memory(gl.bfloat16, [1, 64, HB], PROBS)
+    m0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    m1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    l0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    l1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    best0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    a0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    a1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    maxima0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
+    maxima1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
+    sums0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
+    sums1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
+    places = gl.allocate_shared_memory(gl.int32, [STAGES, 64], VECTOR)
+    raw_indices = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
+    offsets = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
+    landing = gl.allocate_shared_memory(gl.int32, [2, 128, SCALE_WORDS], PLANE)
+    SCALE: gl.constexpr = HALF
+    scales_l = gl.allocate_shared_memory(SCALE, [STAGES, HALF_SCALES, 64], PLANE)
+    scales_r = gl.allocate_shared_memory(SCALE, [STAGES, HALF_SCALES, 64], PLANE)
+    scales = (scales_l, scales_r)
+    pair_scale = scales
+    if FP16:  # those of two keys in a word
+        pair_scale = (
+            reinterpret(scales_l, gl.int32, [STAGES, HALF_SCALES, 32], PLANE),
+            reinterpret(scales_r, gl.int32, [STAGES, HALF_SCALES, 32], PLANE),
+        )
+    full_q = new_barrier(32 * NW)  # every thread of the producer arrives when its own copies have
+    half_q_l = new_barrier(1)
+    half_q_r = new_barrier(1)
+    free_q = new_barrier(2)
+    full = (new_barriers(STAGES, 1 + 32 * NW), new_barriers(STAGES, 1 + 32 * NW))  # scales, and the copies of each thread
+    empty = (new_barriers(STAGES, 1), new_barriers(STAGES, 1))
+    ready_s0 = new_barrier(1)
+    ready_s1 = new_barrier(1)
+    free_s0 = new_barrier(1)
+    ready_l0 = new_barrier(1)
+    ready_l1 = new_barrier(1)
+
+    n_items = tokens * ((n_heads + HB - 1) // HB)
+    if SPLIT:
+        n_items = n_items * splits
+    first_item = gl.program_id(0)
+    stride = gl.num_programs(0) if PERSISTENT else n_items
+    gl.warp_specialize(
+        [
+            (left_group, (
+                lengths, extra_lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
+                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse,
+                out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
+                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES,
+                q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
+                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima0, sums0,
+                free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+            )),
+            (right_group, (
+                lengths, extra_lengths, sink, out, max_logits, part_out, part_max, scale_log2,
+                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max,
+                out_stride_b, out_stride_s, out_stride_h, max_stride_b, max_stride_s, max_stride_h,
+                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES,
+                q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
+                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima1, sums1,
+                free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+            )),
+            (producer, (
+                q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths,
+                n_heads, s_q, topk, extra_topk, slots, extra_slots, page, extra_page, len_per, has_len, has_extra_len,
+                page_stride, extra_page_stride, q_stride_b, q_stride_s, q_stride_h,
+                idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, splits, n_items, first_item, stride,
+                DUAL, SPLIT, PAGE, EXTRA_PAGE, HB, FP16, STAGES, NW,
+                q_bf16, q_rope, to_fill, places, scales, raw_indices, offsets, landing, free_q, full_q, full, empty,
+            )),
+        ],
+        [4, NW],
+        [R_RIGHT, R_PRODUCER],
+    )
