@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kgen.check.gluon_model import ModelError, run_module, trace_module
+from kgen.check.gluon_model import ModelError, Trace, run_module, trace_module
 from kgen.check.protocol import Verdict, check_protocol
 
 HEAD = """
@@ -216,9 +216,44 @@ def test_slices_overlap_by_their_bytes(start: int, view: str, sound: bool) -> No
     assert verdict.ok == sound
 
 
-def test_control_flow_on_data_is_refused() -> None:
-    text = HEAD + HALVES.format(start=32, view="").replace(
-        "load(None)", "load(None)\n    if gl.max(x) > 0:\n        pass"
-    )
+BRANCH = """
+@gluon.jit
+def writer(buf, bar):
+    buf.slice(0, 32, dim=1).store(gl.zeros([8, 32], gl.int32, None))
+
+@gluon.jit
+def reader(buf, bar):
+    x = buf.slice(32, 32, dim=1).load(None)
+    if gl.max(x) > 0:
+        {then}
+    else:
+        {otherwise}
+
+@gluon.jit
+def kernel(n):
+    buf = gl.allocate_shared_memory(gl.int32, [8, 64], None)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    gl.warp_specialize([(writer, (buf, bar)), (reader, (buf, bar))], [4], [24])
+"""
+
+
+def branched(then: str, otherwise: str = "pass") -> list[Trace]:
+    text = HEAD + BRANCH.format(then=then, otherwise=otherwise)
+    return trace_module(text, {}, [1], (1,), kernel="kernel")
+
+
+@pytest.mark.parametrize(("start", "sound"), [(32, True), (31, False)])
+def test_what_a_branch_on_data_reads_counts(start: int, sound: bool) -> None:
+    assert check_protocol(branched("pass")).ok
+    assert check_protocol(branched(f"buf.slice({start}, 32, dim=1).load(None)")).ok == sound
+
+
+@pytest.mark.parametrize("other", ["mbarrier.arrive(bar, count=1)", "mbarrier.wait(bar, 1)", "buf.load(None)"])
+def test_control_flow_on_data_is_refused(other: str) -> None:
+    """Where the way that is not traced has more than the one that is, and where either has barrier operations."""
     with pytest.raises(ModelError, match="Control flow depends on tensor data"):
-        trace_module(text, {}, [1], (1,), kernel="kernel")
+        branched("pass", other)
+    if "mbarrier" in other:
+        with pytest.raises(ModelError, match="Control flow depends on tensor data"):
+            branched(other)

@@ -89,6 +89,8 @@ def broadcast(a: Any, b: Any) -> tuple[Tensor, Tensor]:
 def join(a: Tensor, b: Tensor) -> Tensor:
     dtype = ty.promote(a.dtype, False, b.dtype, False)
     x, y = expand_together(*match(a, b, dtype))
+    if x.is_meta:  # stacking nothing takes torch long
+        return Tensor(x.new_empty((*x.shape, 2)), dtype)
     return Tensor(torch.stack((x, y), dim=-1), dtype)
 
 

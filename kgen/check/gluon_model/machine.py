@@ -102,6 +102,10 @@ class Machine(ABC):
             if owner == id(allocation):
                 barrier.name = f"{allocation.name}[{at}]" if several else allocation.name
 
+    def decide(self) -> bool:
+        """Whether a condition on values that are not there holds."""
+        raise ModelError("Control flow depends on tensor data, which is not there.")
+
     @abstractmethod
     def wait(self, barrier: Barrier, parity: int) -> None: ...
 

@@ -15,7 +15,7 @@ from .machine import Machine
 from .memory import GlobalMemory
 from .simulator import Simulator
 from .source import constexpr_names, load
-from .tracer import Trace, Tracer
+from .tracer import Trace, Tracer, unlike
 from .types import ModelError
 from .values import Scalar, as_tensor
 
@@ -56,9 +56,20 @@ def trace_module(
     api: str = "3.6",
 ) -> list[Trace]:
     """The events of each partition of one program, without values; scalar loads (lengths) read `args` all the same."""
-    machine = Tracer(GlobalMemory(), tuple(grid), tuple(program), num_warps, 0)
-    machine.api = api
-    _call(machine, load(text, api)[kernel], args, constants)
+
+    def traced(holds: bool) -> Tracer:
+        machine = Tracer(GlobalMemory(), tuple(grid), tuple(program), num_warps, 0, holds=holds)
+        machine.api = api
+        _call(machine, load(text, api)[kernel], args, constants)
+        return machine
+
+    machine = traced(True)
+    if machine.decided:
+        line = unlike(machine, traced(False))
+        if line is not None:
+            raise ModelError(
+                f"Control flow depends on tensor data, and with it more than plain accesses (line {line})."
+            )
     return machine.traces
 
 

@@ -4,6 +4,9 @@ Tensors lie on torch's meta device; ints are real, and so are loads through scal
 is that of a real run. So is one int that a partition tells the others through shared memory: the n-th load of its place is
 taken to see the n-th store, as a protocol of a single place must have it. An event carries its site, the line of the
 kernel's text that made it.
+
+A condition on values, which a trace does not have, is taken to hold, and in a second trace not to hold. `unlike` says whether
+the first stands for both, and for every mixture: what such a branch adds may be plain loads and stores, no more.
 """
 
 from __future__ import annotations
@@ -58,8 +61,10 @@ def _site() -> int:
 class Tracer(Machine):
     device = "meta"
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, holds: bool = True) -> None:
         super().__init__(*args)
+        self.decided = False
+        self._holds = holds
         self.traces: list[Trace] = []
         self._accesses = 0
         self._told: dict[Region, list[torch.Tensor]] = defaultdict(list)
@@ -77,6 +82,10 @@ class Tracer(Machine):
     def _end(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._add("end", number=number)
+
+    def decide(self) -> bool:
+        self.decided = True
+        return self._holds
 
     def wait(self, barrier: Barrier, parity: int) -> None:
         self._add("wait", barrier=barrier, number=parity)
@@ -158,3 +167,46 @@ class Tracer(Machine):
             result = returned if i == 0 else result
         self._trace = before
         return result
+
+
+def unlike(full: Tracer, bare: Tracer) -> int | None:
+    """A line that keeps the events of `bare` from being those of `full` without some of its plain loads and stores; None where
+    there is none. `full` then has every conflict and every order of barrier operations that `bare` has."""
+    for mine, other in zip(full.traces, bare.traces, strict=True):
+        numbers: dict[int, int] = {}  # of accesses: in `bare`, in `full`
+        at = 0
+        events = mine.events
+        skip = False
+        for i, event in enumerate(events):
+            if skip:  # the end of a plain access that was passed over
+                skip = False
+            elif at < len(other.events) and _alike(full, event, bare, other.events[at], numbers):
+                at += 1
+            elif event.kind == "begin" and events[i + 1].kind == "end" and events[i + 1].number == event.number:
+                skip = True
+            else:
+                return event.site
+        if at < len(other.events):
+            return other.events[at].site
+    return None
+
+
+def _alike(full: Tracer, mine: Event, bare: Tracer, other: Event, numbers: dict[int, int]) -> bool:
+    if mine.kind in ("end", "copied"):
+        return other.kind == mine.kind and numbers.get(other.number) == mine.number
+    if _step(full, mine) != _step(bare, other):
+        return False
+    if mine.kind in ("begin", "copy"):
+        numbers[other.number] = mine.number
+        return True
+    return mine.number == other.number
+
+
+def _step(machine: Tracer, event: Event) -> tuple[Any, ...]:
+    """What an event does and to what, told alike in two traces of a kernel. Numbers of accesses are not."""
+    barrier = None if event.barrier is None else event.barrier.name
+    if event.region is None:
+        return (event.kind, event.site, event.writes, barrier)
+    r = event.region
+    place = next(i for i, allocation in enumerate(machine.allocations) if allocation is r.allocation)
+    return (event.kind, event.site, event.writes, barrier, place, r.offset, r.shape, r.strides, r.itemsize)

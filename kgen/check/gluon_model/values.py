@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import torch
 
+from . import state
 from . import types as ty
 from .types import DType, ModelError
 
@@ -124,7 +125,7 @@ class Tensor:
 
     def __bool__(self) -> bool:
         if self.data.is_meta:
-            raise ModelError("Control flow depends on tensor data, which a trace does not have.")
+            return state.machine().decide()
         if self.data.dim():
             raise ModelError(f"A tensor of shape {self.shape} is used as a condition.")
         return bool(self.data)
@@ -335,6 +336,8 @@ _install()
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
+    if len({tuple(shape) for shape in shapes}) == 1:  # torch takes long to say so
+        return torch.Size(shapes[0])
     made: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return made
 
