@@ -22,6 +22,9 @@ H200 = ARCH.device("h200")
         ("sm90_ws_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 16, {"bf16", "fp16"}),
         ("sm90_pair_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
         ("sm90_pair_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 8, {"bf16", "fp16"}),
+        ("sm90_rs_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
+        ("sm90_rs_fp8", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 16, {"bf16", "fp16"}),
+        ("sm90_rs_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 8, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 32, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "bf16_d512", 8, 512, 0, 16), 8, {"bf16"}),
     ],
@@ -54,5 +57,14 @@ def test_few_heads_start_where_the_h200_was_fastest(
 @pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
 def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
     assert set(spaces_of(arch)) == {"portable"}
-    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_few"}
+    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8", "sm90_few"}
     assert set(spaces_of("sm90", gluon=False)) == {"portable"}
+
+
+@pytest.mark.parametrize(("heads", "block_h"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (128, 64)])
+def test_rows_in_registers_start_with_the_fewest_head_blocks(heads: int, block_h: int) -> None:
+    """Every block dequantises all rows anew; a ring of four tiles fits wherever Q has fewer than 64 heads."""
+    for layout in ("v32", "v4"):
+        spec = KernelSpec("sm90", layout, heads, 2048, 64, 64)
+        first = starting_points(spec, spaces_of("sm90")["sm90_rs_fp8"], ARCH, H200)[0]
+        assert (first["block_h"], first["stages"]) == (block_h, 3 if block_h == 64 else 4)

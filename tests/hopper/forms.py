@@ -25,9 +25,10 @@ Point = tuple[tuple[str, Scalar], ...]
 def specs(family: str, layout: str) -> list[KernelSpec]:
     """Shapes that between them allow every value: few and many heads (of the family's), keys and tokens."""
     page = 0 if layout.startswith("bf16") else 64
+    heads_of = {"sm90_few": (16, 32), "sm90_rs_fp8": (64, 32, 16)}
     return [
         KernelSpec(ARCH, layout, heads, topk, page, tokens)
-        for heads in ((16, 32) if family == "sm90_few" else (64,))
+        for heads in heads_of.get(family, (64,))
         for topk in (2048, 128)
         for tokens in (4096, 1)
     ]

@@ -21,13 +21,14 @@ FP8 = [
     (layout, form)
     for layout in ("v32", "v4")
     for form in FORMS[layout]
-    if form.family in ("sm90_ws_fp8", "sm90_pair_fp8")
+    if form.family in ("sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8")
 ]
 FIRST_FP8 = {(layout, form.family): form for layout, form in reversed(FP8)}
 GROWTH = 7 + math.log2(1 + 1 / 256)  # less than the slack of 8; a P of 2^GROWTH is as far from a bf16 as can be
 PLACES = (5, 64 + 5, 128 + 5, 192 + 5)  # tile 0 and 1 of the first pair, and of the second
-SHARE = "SHARE = gl.constexpr(1)"
-"""How the text of the fp8 families says how much of a row's sum a key must have."""
+SHARES = {"sm90_rs_fp8": "before + rough_log2(l) - {:.1f}"}
+"""How the text of a family says how much of a row's sum a key must have, where it is not this:"""
+SHARE = "SHARE = gl.constexpr({})"
 
 
 def first_parts(form: Form, layout: str, text: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,8 +61,9 @@ def first_parts(form: Form, layout: str, text: str | None = None) -> tuple[torch
 
 def with_share(form: Form, layout: str, share: int) -> str:
     text = form.text(layout)
-    assert text.count(SHARE) == 1
-    return text.replace(SHARE, f"SHARE = gl.constexpr({share})")
+    said = SHARES.get(form.family, SHARE)
+    assert text.count(said.format(1)) == 1
+    return text.replace(said.format(1), said.format(share))
 
 
 @pytest.mark.parametrize("form", WS, ids=str)
@@ -95,7 +97,7 @@ def test_growth_alone_would_round_it_in_fp8(layout: str, family: str, latent: st
         assert ((error[:, dim] > 0.02) if rounded else (error[:, dim] < 7 * 2**-11)).all()
 
 
-@pytest.mark.parametrize("family", ["sm90_ws_fp8", "sm90_pair_fp8"])
+@pytest.mark.parametrize("family", ["sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8"])
 def test_fp16_alone_has_no_share(family: str) -> None:
     """Where no P is bf16 the rule is not there: a share that any growth exceeds changes no bit."""
     form = FIRST_FP8["v32", family].replace(latent="fp16")

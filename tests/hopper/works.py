@@ -42,6 +42,8 @@ DUAL_WORKS = (Work((100, 0, 70), 1, (64, 130, 0)), Work((200, 64), 3, (100, 30))
 
 
 def works_of(layout: str, form: Form) -> tuple[Work, ...]:
+    if form.family == "sm90_rs_fp8" and dict(form.tunables)["block_h"] == 16:  # its barriers are those of 32 heads
+        return (*WORKS[:2], WORKS[4], *(DUAL_WORKS[:1] if layout == "v4" else ()))
     return WORKS + (DUAL_WORKS if layout == "v4" else ()) + ((LONG,) if form in usual(layout) else ())
 
 
