@@ -89,8 +89,9 @@ def _gluon_points(
         full = max(1, min(sms // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
         away = sum(index[name][value] for name, value in values.items() if name not in apart)
         rounds = 2 if splits > full else 0  # more items than SMs
-        lone = values.get("consumers") == 1 and blocks > 2 * splits  # level with two on items of three or four tiles, at best
-        return away + rounds + 2 * lone + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
+        # one consumer is level with two, at best, where an item has more than two tiles
+        lone = values.get("consumers") == 1 and blocks > 2 * splits
+        return away + rounds + 4 * lone + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
 
     by_latent: dict[object, list[Candidate]] = {}
     for candidate in sorted(space.feasible(spec, arch, device), key=lambda c: (distance(c), c.slug)):
