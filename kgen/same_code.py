@@ -49,7 +49,7 @@ def _table() -> dict[str, Any]:
         return {}
     try:
         loaded = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
 
@@ -71,7 +71,7 @@ def add_entry(family: str, text: str, timed_as: str, code: str) -> None:
 def timed_by(family: str, current: str, timed: str, layout: str) -> bool:
     """Whether a record with the hash `timed` is of the code that the template of hash `current` has for `layout`."""
     if timed == current:
-        return True
+        return bool(current)  # families that have no template any more go by an empty hash
     entry = _table().get(family)
     if not isinstance(entry, dict) or entry.get("text") != current or not isinstance(entry.get("layouts"), dict):
         return False

@@ -190,7 +190,7 @@ def _append(path: Path | None, line: str) -> None:
 
 
 def read_results(path: Path | None, subject: str = "") -> tuple[dict[str, CaseResult], dict[str, int]]:
-    """(results by slug, how often each case was started) of one subject in a file; damaged lines are skipped."""
+    """(results by slug, how often each case was started) of one subject in a file; damaged and odd lines are skipped."""
     done: dict[str, CaseResult] = {}
     attempts: dict[str, int] = {}
     for value, _ in jsonl.scan(jsonl.read_bytes(path), dict).values if path is not None else ():
@@ -199,10 +199,21 @@ def read_results(path: Path | None, subject: str = "") -> tuple[dict[str, CaseRe
             continue
         if event in ("started", "withdrawn"):
             attempts[slug] = attempts.get(slug, 0) + (1 if event == "started" else -1)
-        elif event == "done":
-            value.pop("crc", None)
-            done[slug] = CaseResult(**value)
+        elif event == "done" and (result := _result_of(value)) is not None:
+            done[slug] = result
     return done, attempts
+
+
+def _result_of(value: dict[str, Any]) -> CaseResult | None:
+    """What a whole line holds; None where it is no result as this kgen writes them, so that its case runs again."""
+    try:
+        result = CaseResult(**value)
+    except TypeError:
+        return None
+    sound = isinstance(result.slug, str) and isinstance(result.ok, bool) and isinstance(result.worst, dict)
+    tensors = result.worst.values() if sound else ()
+    sound = sound and all(isinstance(t, dict) and {"max_abs", "needed_abs", "cos_diff"} <= t.keys() for t in tensors)
+    return result if sound else None
 
 
 def environment_here(device: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A CUDA error ends every further call of its process, so whoever starts this starts it again with the same --resume file
 when it ends with RESTART or by a signal; `kgen verify` does. The exit code says what was found: 0 nothing, 1 failed
-cases, 4 the budget is spent and cases are left, 75 go on in a new process, 130 interrupted.
+cases, 2 the results file cannot be read or written, 4 the budget is spent and cases are left, 75 go on in a new process,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kgen.errors import KgenError
+
 if TYPE_CHECKING:  # this module's exit codes are imported by the command line, which must not wait for torch
     from torch import Tensor
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:  # this module's exit codes are imported by the command line, 
     from kgen.verify import Attention, Results
     from kgen.verify_cases import VerifyCase
 
-FAILED, UNFINISHED, RESTART, INTERRUPTED = 1, 4, 75, 130
+FAILED, REFUSED, UNFINISHED, RESTART, INTERRUPTED = 1, 2, 4, 75, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(args, begin)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except KgenError as error:
+        print(f"kgen.verify_child: {error}", file=sys.stderr, flush=True)
+    except OSError as error:  # a full disk, say
+        print(f"kgen.verify_child: {error.strerror or error}.", file=sys.stderr, flush=True)
+    return REFUSED
 
 
 def _run(args: argparse.Namespace, begin: float) -> int:

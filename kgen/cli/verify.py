@@ -11,7 +11,7 @@ import typer
 from kgen.archs import ArchSpec
 from kgen.build import ProbeJob
 from kgen.cli.common import FOUND, INTERRUPTED, MACHINE, Json, MachineError, arch_or_here, command, local_gpu, show
-from kgen.cli.verify_jobs import Ending, Shard, run_shards, summary_of
+from kgen.cli.verify_jobs import Ending, Shard, require_file, run_shards, summary_of
 from kgen.errors import BuildError, ConfigError
 
 
@@ -34,6 +34,7 @@ def verify_command(
     _require_machine(arch)
     suite = "full" if full else "core"
     file = resume or Path(".kgen") / f"verify-{suite}.jsonl"
+    require_file(file)
     begin = time.monotonic()
     ending = run_shards(shards, ["--suite", suite, "--resume", str(file), "--repeat", str(repeat)], budget)
     return _report(suite, shards, file, ending, begin, budget, as_json)

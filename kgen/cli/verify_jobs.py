@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kgen import jsonl
+from kgen.errors import RecordError
 from kgen.verify_child import RESTART
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ def run_shards(
         finally:
             run.stop()
     return run.ending
+
+
+def require_file(file: Path) -> None:
+    """RecordError unless results can be kept there: before any process is started, each of which would say so."""
+    if file.exists() and not file.is_file():
+        raise RecordError(f"{file.name} is no file that results can be kept in: give --resume the name of one.")
+    with jsonl.locked(file):
+        pass
 
 
 def threads_each(processes: int) -> dict[str, str]:

@@ -116,3 +116,26 @@ def test_layouts_whose_code_did_not_change_keep_their_timings(
         assert not same_code.timed_by("sm90_ws", new, old, "bf16_d576")
     finally:
         same_code._table.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "held",
+    ["", "[]", "NaN", "[" * 100_000, '{"sm90_few": []}', '{"sm90_few": {"text": 3, "timed_as": 4}}',
+     '{"sm90_few": {"text": "TEXT", "timed_as": 4, "layouts": ["v32"]}}',
+     '{"sm90_few": {"text": "TEXT", "layouts": {"v32": "OLD"}}}',
+     '{"sm90_few": {"text": "TEXT", "layouts": {"v32": {"timed_as": ["OLD"]}}}, "none": {"text": ""}}'],
+)  # fmt: skip
+def test_an_odd_table_keeps_nothing(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "same_code.json"
+    table.write_text(held)
+    monkeypatch.setattr(same_code, "table_path", lambda: table)
+    try:
+        same_code._table.cache_clear()
+        assert same_code.known_as("sm90_few", "TEXT") == "TEXT"
+        assert not same_code.timed_by("sm90_few", "TEXT", "OLD", "v32")
+    finally:
+        same_code._table.cache_clear()
+
+
+def test_a_family_without_a_template_has_no_timings() -> None:
+    assert not same_code.timed_by("gone", "", "", "v32")

@@ -23,7 +23,7 @@ from kgen.cli import verify as cli_verify
 from kgen.cli.verify_jobs import CHILD, Ending, run_shards, summary_of, threads_each
 from kgen.verify import CaseResult, environment_here, read_results, verify
 from kgen.verify_cases import VerifyCase
-from kgen.verify_child import subject_of
+from kgen.verify_child import REFUSED, subject_of
 from kgen.verify_forms import formed_cases
 
 from .attentions import small_cases
@@ -256,3 +256,45 @@ def test_the_command_says_how_many_processes_took_how_long(
 def test_mistakes_are_sentences(args: tuple[str, ...], words: str) -> None:
     result = CliRunner().invoke(app, ["verify", *args])
     assert (result.exit_code, words in result.output) == (2, True)
+
+
+def test_a_results_file_that_cannot_be_kept_is_told_before_any_process(
+    cases: list[VerifyCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any) -> Ending:
+        raise AssertionError("no process may start")
+
+    monkeypatch.setattr(cli_verify, "run_shards", run)
+    (tmp_path / "file").touch()
+    for place, words in ((tmp_path, "is no file"), (tmp_path / "file" / "r.jsonl", "")):
+        result = CliRunner().invoke(app, ["verify", "--resume", str(place)])
+        assert result.exit_code == 2 and words in result.output and result.output.startswith("kgen: ")
+
+
+def test_a_process_whose_file_fails_says_so_in_a_sentence(tmp_path: Path) -> None:
+    told = subprocess.run([*fake("", tmp_path), *line(tmp_path), "--shard", "0/2"], capture_output=True, text=True)
+    assert told.returncode == REFUSED and told.stderr == f"kgen.verify_child: {tmp_path.name} cannot be read: Is a directory.\n"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"suite": None},  # no such key
+        {"newer": 1},
+        {"worst": {"out": {"max_abs": 0.0}}},
+        {"worst": [1]},
+        {"ok": "yes"},
+        {"slug": 3},
+    ],
+)  # fmt: skip
+def test_a_whole_line_that_is_no_result_leaves_its_case_to_run(odd: dict[str, Any], tmp_path: Path) -> None:
+    file, case = tmp_path / "r.jsonl", small_cases(1)[0]
+    value = {"event": "done", "subject": subject(), "slug": case.slug, "suite": case.suite, "ok": True, "kind": "",
+             "sentence": "", "tolerance": "fp8", "seconds": 1, "worst": {}}  # fmt: skip
+    jsonl.append_lines(file, [jsonl.seal(value)])
+    assert summary_of([case], file, "cpu").ok
+    file.unlink()
+    told = {key: x for key, x in (value | odd).items() if x is not None}
+    jsonl.append_lines(file, [jsonl.seal(told), "no line at all"])
+    summary = summary_of([case], file, "cpu")
+    assert summary.left == 1 and summary.lines() and summary.to_json()
