@@ -197,8 +197,9 @@ def small_spec(spec: CaseSpec) -> CaseSpec:
     return replace(spec, tokens=batch * s_q, s_q=s_q)
 
 
-def sanitizer_cases() -> list[VerifyCase]:
-    """Twelve small ones for compute-sanitizer: every layout, wild indices, odd pages, both caches, split keys.
+def sanitizer_cases(device: str = "cpu") -> list[VerifyCase]:
+    """Small ones for compute-sanitizer: every layout, wild indices, odd pages, both caches, split keys; on a GPU also so many
+    tokens and heads that each of the kernel families gets some, and persistent programs several items.
 
     Lengths "half" leave keys in every row whatever the device's generator draws; "negative" needs many rows for that.
     """
@@ -208,6 +209,14 @@ def sanitizer_cases() -> list[VerifyCase]:
     specs += [replace(dual, layout=name) for name in DUAL_LAYOUTS]
     wide = replace(base, heads=128, topk=1024, tokens=1, lengths="none")
     specs += [replace(wide, layout="v32", page=1), replace(wide, layout="v4", page=64), replace(wide, page=0)]
+    if device != "cpu":
+        many = replace(base, heads=64, topk=700, tokens=150, page=64)
+        specs += [replace(many, layout=name, page=64 if LAYOUTS[name].paged else 0) for name in LAYOUTS]
+        specs += [replace(many, layout="v4", topk=128, extra_topk=512, extra_page=64, extra_slots=900, heads=32)]
+        specs += [replace(many, layout="v32", topk=2048, heads=128, tokens=tokens) for tokens in (2, 16)]
+        specs += [
+            replace(many, layout="v4", topk=128, extra_topk=512, extra_page=64, extra_slots=900, tokens=16, page=256)
+        ]
     return [verify_case("sanitizer", spec) for spec in specs]
 
 
@@ -216,7 +225,7 @@ def cases_of(suite: str, device: str) -> list[VerifyCase]:
     if suite == "core":
         return core_cases(device)
     if suite == "sanitizer":
-        return sanitizer_cases()
+        return sanitizer_cases(device)
     if suite == "full":
         return full_cases()
     raise ValueError(f"no suite {suite!r}: core, full or sanitizer")

@@ -12,6 +12,7 @@ from kgen.check.scales import scale_range, selected_range
 from kgen.runtime.validate import build_call
 from kgen.verify_cases import cases_of, verify_case
 from kgen.verify_forms import STATED, aligned, asking_most, formed_cases, in_turns
+from kgen.verify_shards import kernels_of
 
 
 def test_a_third_of_the_cases_keeps_its_wide_buffers_and_a_third_states_its_scales() -> None:
@@ -41,6 +42,16 @@ def test_sanitizers_see_every_form() -> None:
         assert {case.spec.q_pad for case in mine} == {True, False}
         assert any(STATED in case.flags for case in mine) == (layout in ("v32", "v4"))
         assert {case.spec.heads for case in mine if not case.spec.q_pad} >= {11}
+
+
+def test_sanitizers_reach_every_hopper_kernel_text() -> None:
+    """A module that no case reaches is one of which a clean report says nothing."""
+    from generated.sm90 import table
+
+    named = {entry.module for entry in table.ENTRIES if entry.module.startswith("sm90_")}
+    cases = formed_cases("sanitizer", "cuda")
+    reached = {kernel.module for kernel in kernels_of(cases, "generated", "sm90", "h200") if kernel is not None}
+    assert len(named) >= 10 and not named - reached
 
 
 def test_forms_change_the_call_alone() -> None:
