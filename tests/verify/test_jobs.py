@@ -273,7 +273,10 @@ def test_a_results_file_that_cannot_be_kept_is_told_before_any_process(
 
 def test_a_process_whose_file_fails_says_so_in_a_sentence(tmp_path: Path) -> None:
     told = subprocess.run([*fake("", tmp_path), *line(tmp_path), "--shard", "0/2"], capture_output=True, text=True)
-    assert told.returncode == REFUSED and told.stderr == f"kgen.verify_child: {tmp_path.name} cannot be read: Is a directory.\n"
+    assert (
+        told.returncode == REFUSED
+        and told.stderr == f"kgen.verify_child: {tmp_path.name} cannot be read: Is a directory.\n"
+    )
 
 
 @pytest.mark.parametrize(
