@@ -20,11 +20,11 @@ def test_every_entry_holds_the_code_of_todays_template() -> None:
     for family, entry in json.loads(same_code.table_path().read_text()).items():
         text = render.template_path(family).read_text()
         assert entry["text"] == render.text_hash(family, text.encode()), f"{family}: remove the entry"
-        if "layouts" in entry:
-            assert render.template_hash(family) == entry["text"]
-            for layout, kept in entry["layouts"].items():
-                assert kept["code"] == same_code.code_digest([render.render_text(text, family, layout, "sm90")])
-                assert kept["timed_as"] != entry["text"]
+        for layout, kept in entry.get("layouts", {}).items():
+            assert kept["code"] == same_code.code_digest([render.render_text(text, family, layout, "sm90")])
+            assert entry["text"] not in same_code._hashes(kept)
+        if "timed_as" not in entry:
+            assert render.template_hash(family) == entry["text"] and entry["layouts"]
             continue
         assert entry["code"] == same_code.code_digest(texts(family, text))
         assert render.template_hash(family) == entry["timed_as"] != entry["text"]
@@ -107,6 +107,7 @@ def test_layouts_whose_code_did_not_change_keep_their_timings(
         assert keep_timings.main(["sm90_few", str(tmp_path / "old")]) == 0
         assert "for bf16_d576, bf16_d512" in capsys.readouterr().out
         same_code._table.cache_clear()
+        assert {type(x["timed_as"]) for x in json.loads(table.read_text())["sm90_few"]["layouts"].values()} == {str}
         kept = {x for x in FAMILIES["sm90_few"].layouts if same_code.timed_by("sm90_few", new, old, x)}
         assert kept == {"bf16_d576", "bf16_d512"}
         assert same_code.known_as("sm90_few", new) == new
@@ -123,7 +124,7 @@ def test_layouts_whose_code_did_not_change_keep_their_timings(
     ["", "[]", "NaN", "[" * 100_000, '{"sm90_few": []}', '{"sm90_few": {"text": 3, "timed_as": 4}}',
      '{"sm90_few": {"text": "TEXT", "timed_as": 4, "layouts": ["v32"]}}',
      '{"sm90_few": {"text": "TEXT", "layouts": {"v32": "OLD"}}}',
-     '{"sm90_few": {"text": "TEXT", "layouts": {"v32": {"timed_as": ["OLD"]}}}, "none": {"text": ""}}'],
+     '{"sm90_few": {"text": "TEXT", "layouts": {"v32": {"timed_as": {"OLD": 1}}}}, "none": {"text": ""}}'],
 )  # fmt: skip
 def test_an_odd_table_keeps_nothing(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "same_code.json"
@@ -139,3 +140,45 @@ def test_an_odd_table_keeps_nothing(held: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_family_without_a_template_has_no_timings() -> None:
     assert not same_code.timed_by("gone", "", "", "v32")
+
+
+def test_no_timing_is_lost_by_later_edits_that_leave_its_code_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of fp8 changes, then a comment, then the code of fp8, then a comment twice: bf16 keeps all its timings, fp8
+    those since its code changed."""
+    table, text = tmp_path / "same_code.json", render.template_path("sm90_few").read_text()
+    monkeypatch.setattr(same_code, "table_path", lambda: table)
+    other = 'FAMILY = "sm90_few"\n{{% if fp8 %}}\nOTHER = {}\n{{% endif %}}'
+
+    def made(number: int, comment: str) -> str:
+        return text.replace('FAMILY = "sm90_few"', other.format(number), 1).replace("import triton\n", comment, 1)
+
+    words = [f"import triton  # {word}\n" for word in ("the compiler", "a compiler", "any compiler")]
+    steps = [
+        text,
+        made(1, "import triton\n"),
+        made(1, words[0]),
+        made(2, words[0]),
+        made(2, words[1]),
+        made(2, words[2]),
+    ]
+    hashes = [render.text_hash("sm90_few", step.encode()) for step in steps]
+    assert len(set(hashes)) == len(steps)
+    # what new records go by beside each text: its own hash, or that of the text whose comments changed
+    goes_by = [hashes[0], hashes[1], hashes[1], hashes[3], hashes[3], hashes[3]]
+    try:
+        for at in range(1, len(steps)):
+            (tmp_path / "old").write_text(steps[at - 1])
+            (tmp_path / "new").write_text(steps[at])
+            monkeypatch.setattr(render, "template_path", lambda family: tmp_path / "new")
+            same_code._table.cache_clear()
+            assert keep_timings.main(["sm90_few", str(tmp_path / "old")]) == 0
+            same_code._table.cache_clear()
+            current = same_code.known_as("sm90_few", hashes[at])
+            assert current == goes_by[at]
+            for layout, since in (("bf16_d576", 0), ("v32", 1 if at < 3 else 3)):
+                counted = {h for h in hashes if same_code.timed_by("sm90_few", current, h, layout)}
+                assert counted == set(goes_by[since : at + 1]), (at, layout)
+    finally:
+        same_code._table.cache_clear()
