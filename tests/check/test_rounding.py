@@ -19,6 +19,7 @@ from kgen.check import (
     compare_any,
     core_edges,
     make_case,
+    mutations,
     references,
     roundings,
     tolerance_for,
@@ -148,6 +149,35 @@ def test_being_closer_to_the_truth_is_not_enough(latents: str) -> None:
     assert [report.ok for report in reports] == [True, False]
     for name in ("lse", "max_logits"):
         assert reports[1].from_truth[name] < reports[0].from_truth[name]
+
+
+def _one_key_in_fp16(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    made = (code * scale).to(torch.bfloat16).float()
+    made[:, 7] = (code.half() * scale.half()).float()[:, 7]
+    return made
+
+
+def _one_token_in_fp16(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    made = (code * scale).to(torch.bfloat16).float()
+    made[0] = (code.half() * scale.half()).float()[0]
+    return made
+
+
+def _scales_of_the_key_before(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    made = (code * scale).to(torch.bfloat16).float()
+    made[:, 7] = (code * scale.roll(1, 1)).to(torch.bfloat16).float()[:, 7]
+    return made
+
+
+@pytest.mark.parametrize("latents", [_one_key_in_fp16, _one_token_in_fp16, _scales_of_the_key_before])
+def test_keys_and_rows_of_one_result_are_rounded_alike(latents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key of 48, or one row of a few, otherwise than the rest: each element is near some reference, the result is not."""
+    inputs = make_case(V32)
+    known = references(inputs, ALL)
+    monkeypatch.setitem(mutations._LATENTS, "mixed", latents)
+    good, bad = emulate(inputs), emulate(inputs, Quirks(latents="mixed"))
+    reports = [compare_any(known, ROW, x.out, x.lse, x.max_logits) for x in (good, bad)]
+    assert [report.ok for report in reports] == [True, False]
 
 
 def test_one_reference_is_a_plain_comparison() -> None:
