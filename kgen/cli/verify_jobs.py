@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +50,13 @@ def run_shards(
 ) -> Ending:
     """Run a process for each shard until all are done: `child`, then the arguments `line` and those of the shard.
 
-    A process that ends with RESTART or by a signal is started again. Ctrl-C stops all of them and returns; they record
-    that the cases they were in are not to blame. What they say goes to stderr.
+    A process that ends with RESTART or by a signal is started again. Ctrl-C and SIGTERM (that of `timeout`, say) stop all of
+    them and return; they record that the cases they were in are not to blame. What they say goes to stderr.
     """
+    before = signal.getsignal(signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    if main:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="kgen-verify-") as folder:
         run = _Run([*child, *line], budget_s, Path(folder), threads_each(len(shards)))
         try:
@@ -64,6 +69,8 @@ def run_shards(
             run.ending.interrupted = True
         finally:
             run.stop()
+            if main:
+                signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # none: not set by Python
     return run.ending
 
 

@@ -121,25 +121,25 @@ sys.exit(130 if ending.interrupted else 0)
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
-    """Ctrl-C three times over: what is done stays, and the cases that were running are not taken to be deadly. SIGKILL of
+    """Ctrl-C or SIGTERM three times over: what is done stays, and the cases that were running are not taken to be deadly. SIGKILL of
     the command ends its processes as well."""
     file = tmp_path / "r.jsonl"
-    rounds = 3 if sign == signal.SIGINT else 1
+    rounds = 1 if sign == signal.SIGKILL else 3
     for index in range(1, rounds + 1):
         before = len(read_results(file, subject())[0])
         driver = subprocess.Popen([sys.executable, "-c", _DRIVER, str(tmp_path)])
         wait_for(lambda before=before: len(read_results(file, subject())[0]) >= before + 2)
         wait_for(lambda index=index: len(list(tmp_path.glob("pid-*"))) == 2 * index)
         driver.send_signal(sign)
-        assert driver.wait(timeout=30) == (130 if sign == signal.SIGINT else -signal.SIGKILL)
+        assert driver.wait(timeout=30) == (-signal.SIGKILL if sign == signal.SIGKILL else 130)
     pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 2 * rounds
     wait_for(lambda: not any(_alive(pid) for pid in pids), 10.0)
     done, attempts = read_results(file, subject())
     assert 2 * rounds <= len(done) < CASES and all(result.ok for result in done.values())
-    if sign == signal.SIGINT:
+    if sign != signal.SIGKILL:
         assert all(count == (slug in done) for slug, count in attempts.items())
     assert run_shards(PAIR, line(file), child=fake("", tmp_path)) == Ending()
     assert summary_of(small_cases(CASES), file, "cpu").ok
