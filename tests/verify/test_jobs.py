@@ -123,8 +123,8 @@ sys.exit(130 if ending.interrupted else 0)
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
-    """Ctrl-C or SIGTERM three times over: what is done stays, and the cases that were running are not taken to be deadly. SIGKILL of
-    the command ends its processes as well."""
+    """Ctrl-C or SIGTERM three times over: what is done stays, and the cases that were running are not taken to be deadly. SIGKILL
+    of the command ends its processes as well."""
     file = tmp_path / "r.jsonl"
     rounds = 1 if sign == signal.SIGKILL else 3
     for index in range(1, rounds + 1):
