@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .checks import FP8_CACHE_DTYPES
+from .checks import FP8_CACHE_DTYPES, MAX_PAGE_BYTES
 from .layouts import KvLayout, find_layout
 from .validate import Unsupported
 from .wording import bytes_hint, dtype_word, layout_refusal
@@ -86,6 +86,8 @@ def _paged_storage(layout: KvLayout, cache: torch.Tensor) -> Storage:
         hint = bytes_hint(cache.shape[-1]) if cache.ndim and cache.shape[-1] != size else ""
         raise CacheOpError(f"A {layout.name} cache must be [pages, page, 1, {size}], not {list(cache.shape)}{hint}.")
     pages, page, _ = cache.shape
+    if page * size >= MAX_PAGE_BYTES:
+        raise CacheOpError(f"A page of {page * size} bytes is too large: pass the cache as pages of less than 2 GiB.")
     stride = cache.stride(0) if pages > 1 else layout.page_bytes(page)
     if cache.stride(2) != 1 or (page > 1 and cache.stride(1) != size) or stride < page * size:
         raise CacheOpError(

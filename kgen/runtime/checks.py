@@ -14,6 +14,9 @@ MAX_HEADS = 128
 FP8_CACHE_DTYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 """One byte per element; only the bytes count, so the three are the same cache."""
 
+MAX_PAGE_BYTES = 1 << 31
+"""Pages must be smaller: kernels count offsets inside a page in 32 bits."""
+
 Strides = tuple[int, int]
 
 
@@ -185,6 +188,9 @@ def check_paged(name: str, kv: torch.Tensor, layout: KvLayout, reasons: list[str
         return
     if page < 1:
         reasons.append(f"{name} has pages of 0 tokens: pass at least 1 token per page.")
+        return
+    if page * size >= MAX_PAGE_BYTES:
+        reasons.append(f"{name} has pages of {page * size} bytes: pass it as smaller pages, each of less than 2 GiB.")
         return
     if kv.stride(-1) != 1:
         reasons.append(

@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "cache pages overlap": (lambda: _write(cache=_paged(656)), "needs strides"),
     "cache address": (lambda: _write(cache=_paged(2624, offset=2)), "multiples of 4 bytes"),
     "cache page stride": (lambda: _write(cache=_paged(2626)), "multiples of 4 bytes"),
+    "page of 2 GiB": (lambda: _write(cache=CACHE[:, :1].expand(-1, 3_273_604, -1, -1)), "less than 2 GiB"),
     "bf16 dtype": (lambda: _write(cache=torch.zeros(4, 576), word="bf16"), "must be bf16"),
     "bf16 rows overlap": (lambda: _write(cache=_flat(512), word="bf16"), "contiguous and apart"),
     "out dtype": (lambda: kernels.gather(CACHE, _ints(0), "v32", out=torch.zeros(1, 576)), "out must be bf16"),

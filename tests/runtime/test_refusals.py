@@ -55,6 +55,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "two kv heads": (arguments(kv=zeros(3, 4, 2, 584, dtype=torch.uint8)), "kv has h_kv = 2: sparse MLA has one"),
     "hnd": (arguments(kv=zeros(3, 1, 4, 584, dtype=torch.uint8)), "pass kv.transpose(1, 2)"),
     "page of 0": (arguments(kv=zeros(3, 0, 1, 584, dtype=torch.uint8)), "pages of 0 tokens"),
+    "page of 2 GiB": (
+        arguments(kv=zeros(3, 1, 1, 584, dtype=torch.uint8).expand(3, 3_677_199, 1, 584)),  # 2^31 + 568 bytes
+        "kv has pages of 2147484216 bytes: pass it as smaller pages, each of less than 2 GiB.",
+    ),
     "token stride": (
         arguments(kv=zeros(3, 4, 1, 600, dtype=torch.uint8)[..., :584]),
         "kv has stride 600 from token to token: layout v4 needs stride(1) == 584.",
