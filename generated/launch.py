@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import MAX_SPLITS, Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early
+from .families import Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early, splits_for
 from .kernel import Kernel, in_cache
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
 LOG2E = 1.4426950408889634
-FEW_PROGRAMS = 128
-"""About the SMs of one device: a call of fewer programs splits its keys even where its entry's token count needed no split."""
 
 
 @dataclass(frozen=True)
@@ -83,24 +81,19 @@ def interpreting() -> bool:
 
 @lru_cache(maxsize=4096)
 def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
-    """Constants and split count for `shape`. A pure function: every rank and every replay gets the same.
-
-    The tuned split count holds for the anchor's token count; other token counts keep the number of programs about the same,
-    and no split gets less than one key block.
+    """Constants and split count for `shape`. A pure function: every rank and every replay gets the same. The tuned split count
+    holds for the anchor's token count (`families.splits_for`).
     """
     config = entry.config
     special = exact and bool(config.get("specialise", False)) and _one_shape(entry)
-    splits = int(config.get("splits", 1))
-    anchor = entry.provenance.anchor_tokens or entry.tokens[1]
-    tokens = max(shape.tokens, 1)
-    if splits > 1:
-        splits = -(-splits * anchor // tokens)
-    elif tokens < anchor:
-        programs = tokens * -(-shape.heads // int(config["block_h"]))
-        splits = min(-(-FEW_PROGRAMS // programs), anchor // tokens)
     block_k = int(config["block_k"])
-    blocks = -(-shape.topk // block_k) + -(-shape.extra_topk // block_k)
-    splits = max(1, min(splits, blocks, MAX_SPLITS))
+    splits = splits_for(
+        int(config.get("splits", 1)),
+        anchor=entry.provenance.anchor_tokens or entry.tokens[1],
+        tokens=max(shape.tokens, 1),
+        head_blocks=-(-shape.heads // int(config["block_h"])),
+        blocks=-(-shape.topk // block_k) + -(-shape.extra_topk // block_k),
+    )
     return Plan(
         config=config,
         family=family_of(entry.module, entry.layout),

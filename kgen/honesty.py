@@ -26,7 +26,7 @@ from kgen.config import config_root
 from kgen.cost import FITTED, Coefficients, Work, predict, work_of
 from kgen.records import load_records, settle
 from kgen.runtime.families import FAMILIES
-from kgen.types import Candidate, KernelSpec, TuneRecord
+from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "launch_us": (1.5, 6), "combine_us": (1.5, 6), "prologue": (100, 1e4), "step": (100, 3000), "load_latency": (300, 5000),
@@ -113,6 +113,8 @@ def measured_points(records: Iterable[TuneRecord], arch: ArchSpec) -> dict[Kerne
     for record in settle(records):
         device = arch.device(record.environment.device_class)
         if record.measurement is None or record.outdated or record.resources is None or device is None:
+            continue
+        if record.spec.tokens not in TOKEN_BUCKETS:  # a second measurement of even candidates (`KernelSpec.half`)
             continue
         if FAMILIES[record.candidate.family].gluon:  # the cost model does not know them
             continue

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kgen.errors import RecordError
 from kgen.records import RecordStore, fingerprint, record_status, winner
-from kgen.types import INPUTS_RECIPE, Candidate, Environment, KernelSpec, TuneRecord
+from kgen.types import INPUTS_RECIPE, TOKEN_BUCKETS, Candidate, Environment, KernelSpec, TuneRecord
 
 
 class Ledger:
@@ -76,9 +76,10 @@ class Ledger:
         return sorted(times, key=lambda candidate: (times[candidate], candidate.slug))
 
     def neighbours(self, spec: KernelSpec, limit: int = 3) -> list[Candidate]:
-        """Winners of the specs that resemble `spec` most (same arch and layout), nearest first."""
+        """Winners of the specs that resemble `spec` most (same arch and layout, a bucket's tokens), nearest first."""
+        same = (spec.arch, spec.layout, spec.dual)
         others = [
-            s for s in self._records if s != spec and (s.arch, s.layout, s.dual) == (spec.arch, spec.layout, spec.dual)
+            s for s in self._records if s != spec and (s.arch, s.layout, s.dual) == same and s.tokens in TOKEN_BUCKETS
         ]
         best = (
             winner(self._records[other]) for other in sorted(others, key=lambda other: _distance(spec, other))[:limit]

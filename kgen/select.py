@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from kgen.archs import ArchSpec, DeviceClass
 from kgen.environment import STATIC
-from kgen.records import winner
 from kgen.render import module_name
 from kgen.runtime.families import attention_constants, family_of
 from kgen.runtime.table import Config, Entry, Provenance
 from kgen.same_code import timed_by
 from kgen.tiers import TIERS, is_gluon
+from kgen.ties import champion
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
 LAST_TOKEN = 2**31 - 1
@@ -95,13 +95,18 @@ def _family(spec: KernelSpec) -> KernelSpec:
 
 
 def measured_winners(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], TuneRecord]:
-    """The champion of every (device class, spec) that was measured."""
+    """The champion of every (device class, spec of a bucket) that was measured."""
     groups: dict[tuple[str, KernelSpec], list[TuneRecord]] = defaultdict(list)
     for record in records:
         if record.environment.device_class != STATIC:
             groups[record.environment.device_class, record.spec].append(record)
-    found = {key: winner(group) for key, group in groups.items()}
-    return {key: record for key, record in found.items() if record is not None}
+    found = {}
+    for (device, spec), group in groups.items():
+        if spec.tokens in TOKEN_BUCKETS:
+            best = champion(group, groups.get((device, spec.half), ()) if spec.half else ())
+            if best is not None:
+                found[device, spec] = best
+    return found
 
 
 def static_winners(records: Iterable[TuneRecord]) -> dict[KernelSpec, dict[int, TuneRecord]]:

@@ -15,7 +15,8 @@ from kgen.progress import Reporter, SpecSummary
 from kgen.records import winner
 from kgen.search import make_search
 from kgen.tiers import TIERS
-from kgen.types import INPUTS_RECIPE, Candidate, Failure, Measurement, TuneRecord
+from kgen.ties import at_half_tokens, near_ties
+from kgen.types import INPUTS_RECIPE, Candidate, Failure, KernelSpec, Measurement, TuneRecord
 
 if TYPE_CHECKING:
     from kgen.tune import SpecPlan, TunePlan
@@ -198,20 +199,38 @@ class SpecRun:
     # ---- finals ----
 
     def _finals(self) -> None:
-        finalists = self._finalists()
-        done = {r.candidate for r in self._desk.ledger.of(self._item.spec) if _is_final(r)}
+        self._race(self._item.spec, self._finalists())
+        half = self._item.spec.half
+        if half is not None and self._item.tokens is None and not self._desk.stopping():
+            self._race(half, self._even())
+
+    def _race(self, spec: KernelSpec, finalists: list[Candidate]) -> None:
+        """Time candidates side by side, unless they all were: those of the spec, or of its half."""
+        done = {r.candidate for r in self._desk.ledger.of(spec) if _is_final(r)}
         if len(finalists) < 2 or done.issuperset(finalists):
             return
-        claim = f"finals {self._item.spec.slug} {sorted(self._plan.template_hashes.items())}"
+        claim = f"finals {spec.slug} {sorted(self._plan.template_hashes.items())}"
         if not self._desk.claims.take(claim):
-            self._desk.reporter.message(f"{self._item.spec.slug}: another process holds the finals.")
+            self._desk.reporter.message(f"{spec.slug}: another process holds the finals.")
             return
         try:
-            outcomes = self._side_by_side(finalists)
+            outcomes = self._side_by_side(spec, finalists)
             if outcomes is not None:
-                self._desk.ledger.add(self._final_records(finalists, outcomes))
+                self._desk.ledger.add(self._final_records(spec, finalists, outcomes))
         finally:
             self._desk.claims.free(claim)
+
+    def _even(self) -> list[Candidate]:
+        """What is even at the bucket's tokens though it is of several families, as it is with half of them: a second measurement
+        tells it apart (`kgen.ties.champion`)."""
+        even: dict[Candidate, None] = {}
+        for serves in TIERS:
+            records = [r for r in self._desk.ledger.of(self._item.spec) if serves(r.candidate)]
+            best = winner(records)
+            near = near_ties(records, best) if best is not None and _is_final(best) else []
+            if len({record.candidate.family for record in near}) > 1:
+                even.update(dict.fromkeys(map(at_half_tokens, near)))
+        return list(even)
 
     def _finalists(self) -> list[Candidate]:
         """The fastest of the screening, the fastest of those that serve calls which it cannot, and the incumbent."""
@@ -226,16 +245,17 @@ class SpecRun:
             finalists.append(self._incumbent.candidate)
         return finalists
 
-    def _side_by_side(self, finalists: list[Candidate]) -> list[Outcome] | None:
+    def _side_by_side(self, spec: KernelSpec, finalists: list[Candidate]) -> list[Outcome] | None:
         """One outcome each, or None when the run was interrupted."""
-        jobs = [self._job(candidate) for candidate in finalists]
+        tokens = self._item.tokens or spec.tokens
+        jobs = [TuneJob(spec, candidate, tokens, self._plan.options) for candidate in finalists]
         if self._desk.evaluator.has_finals:
             answer = self._answer(FinalsJob(tuple(jobs), self._plan.rounds))
             if answer is None or isinstance(answer, tuple):
                 return None if answer is None else list(answer)
             assert isinstance(answer, Outcome) and answer.failure is not None
             why = answer.failure.message
-            self._desk.reporter.message(f"{self._item.spec.slug}: the finals failed, so finalists take turns. {why}")
+            self._desk.reporter.message(f"{spec.slug}: the finals failed, so finalists take turns. {why}")
         return self._in_turns(jobs)
 
     def _in_turns(self, jobs: list[TuneJob]) -> list[Outcome] | None:
@@ -262,9 +282,9 @@ class SpecRun:
                 self._desk.evaluator.cancel()
                 return None
 
-    def _final_records(self, finalists: list[Candidate], outcomes: list[Outcome]) -> list[TuneRecord]:
+    def _final_records(self, spec: KernelSpec, finalists: list[Candidate], outcomes: list[Outcome]) -> list[TuneRecord]:
         """The incumbent first, then by time: `records.winner` compares them in this order."""
-        resources = {r.candidate: r.resources for r in self._desk.ledger.of(self._item.spec) if r.resources}
+        resources = {r.candidate: r.resources for r in self._desk.ledger.of(spec) if r.resources}
         pairs = []
         for candidate, outcome in zip(finalists, outcomes, strict=True):
             if outcome.measurement is not None:
@@ -274,7 +294,7 @@ class SpecRun:
         pairs.sort(
             key=lambda pair: (pair[0] != incumbent, pair[1].measurement.median_us if pair[1].measurement else 0.0)
         )
-        return [self._to_record(candidate, outcome) for candidate, outcome in pairs]
+        return [replace(self._to_record(candidate, outcome), spec=spec) for candidate, outcome in pairs]
 
     # ---- the end ----
 

@@ -17,7 +17,7 @@ from kgen.records import RecordStore, winner
 from kgen.render import template_hash
 from kgen.space import spaces_of
 from kgen.static import Pick, Result, candidates_of, choose, combine_jobs, diverse, options_of, ranked, refusal, vote
-from kgen.types import Candidate, Environment, KernelSpec, TuneRecord
+from kgen.types import TOKEN_BUCKETS, Candidate, Environment, KernelSpec, TuneRecord
 
 BUDGET = 60
 """Attention kernels compiled for all specs of an arch in the first round (about 2 s each and core)."""
@@ -213,7 +213,8 @@ def measured_winners(arch: ArchSpec) -> list[TuneRecord]:
     for device in arch.devices:
         groups: dict[KernelSpec, list[TuneRecord]] = {}
         for record in RecordStore(config_root() / "records" / f"{device.name}.jsonl").load().records:
-            groups.setdefault(record.spec, []).append(record)
+            if record.spec.tokens in TOKEN_BUCKETS:
+                groups.setdefault(record.spec, []).append(record)
         winners += [best for best in map(winner, groups.values()) if best is not None]
     return winners
 

@@ -6,7 +6,7 @@ configs -> KernelSpec -> Candidate -> ResourceUse -> Measurement | Failure -> Tu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from kgen.runtime.layouts import LAYOUTS, KvLayout
@@ -60,6 +60,14 @@ class KernelSpec:
     def phase(self) -> str:
         """A name for buckets, not an argument: the host sees only tokens."""
         return "decode" if self.tokens <= DECODE_MAX_TOKENS else "prefill"
+
+    @property
+    def half(self) -> KernelSpec | None:
+        """This shape with half of its tokens, where its bucket serves those as well. That count is no bucket: its times are
+        second measurements, which tell apart what is even at the bucket's own count (`kgen.ties.champion`)."""
+        smaller = max((bucket for bucket in TOKEN_BUCKETS if bucket < self.tokens), default=0)
+        served = self.tokens in TOKEN_BUCKETS and smaller < self.tokens // 2
+        return replace(self, tokens=self.tokens // 2) if served else None
 
     @property
     def inputs_since(self) -> int:

@@ -107,6 +107,20 @@ def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, spl
     return (min(items, sms) if persistent else items,)
 
 
+FEW_PROGRAMS = 128
+"""About the SMs of one device: a call of fewer programs splits its keys even where its entry's token count needed no split."""
+
+
+def splits_for(splits: int, anchor: int, tokens: int, head_blocks: int, blocks: int) -> int:
+    """Parts of a token's keys, `blocks` blocks of them, in a call of `tokens` tokens by a kernel that was tuned with `splits` parts
+    at `anchor` tokens: the number of programs stays about the same, and no part gets less than one block."""
+    if splits > 1:
+        splits = -(-splits * anchor // tokens)
+    elif tokens < anchor:
+        splits = min(-(-FEW_PROGRAMS // (tokens * head_blocks)), anchor // tokens)
+    return max(1, min(splits, blocks, MAX_SPLITS))
+
+
 EARLY_MERGE_PROGRAMS = 64
 """Half of the SMs of an H200: attention kernels of more programs are merged after they have ended."""
 

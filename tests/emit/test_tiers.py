@@ -11,7 +11,7 @@ from kgen.emit import table_text, template_hashes
 from kgen.runtime.select import select
 from kgen.runtime.table import Entry, Shape
 from kgen.select import BEATEN, select_entries
-from kgen.types import Candidate, Environment, KernelSpec, LaunchOptions, Measurement, TuneRecord
+from kgen.types import TOKEN_BUCKETS, Candidate, Environment, KernelSpec, LaunchOptions, Measurement, TuneRecord
 
 ARCH = load_arch("sm90")
 HASHES = template_hashes("sm90")
@@ -162,6 +162,81 @@ def test_eight_heads_take_the_kernel_of_sixteen_where_it_is_faster() -> None:
     thirty = [record(replace(SIXTEEN, heads=32), 33.0, "portable"), record(SIXTEEN, 20.0, "sm90_ws_fp8", "fp16")]
     entries = select_entries(thirty, [replace(SIXTEEN, heads=32), SIXTEEN], ARCH, HASHES)
     assert {e.heads: e.module for e in entries if e.tier == 0}[32].startswith("portable")  # 64 heads are another tile
+
+
+BUCKET, HALF = replace(SIXTEEN, heads=16, tokens=256), replace(SIXTEEN, heads=16, tokens=128)
+
+
+def final(
+    spec: KernelSpec, us: float, family: str, latent: str | None = None, splits: int = 1, noise: float = 0.01
+) -> TuneRecord:
+    """A time that was sampled side by side with its rivals'."""
+    made = record(spec, us, family, latent)
+    tunables = dict(made.candidate.tunables) | {"splits": splits, "block_h": 16}
+    time = Measurement(us, us * (1 - noise / 2), us * (1 + noise / 2), 9, 9, "cuda-graph interleaved", 9)
+    return replace(made, candidate=Candidate.make(family, tunables, made.candidate.launch), measurement=time)
+
+
+@pytest.mark.parametrize(
+    ("portable", "hopper", "noise", "tokens", "takes"),
+    [
+        (100.0, 100.5, 0.01, 256, "sm90_few"),  # even at the top: the family that was made for the device
+        (100.0, 101.5, 0.01, 256, "portable"),  # more than the noise behind
+        (100.0, 102.0, 0.10, 256, "sm90_few"),
+        (100.0, 104.0, 0.10, 256, "portable"),  # inside a large noise, and still no tie
+        (100.0, 100.5, 0.01, 4, "portable"),  # 3 tokens are all that it serves beside 4
+        (100.0, 100.5, 0.01, 16, "sm90_few"),
+    ],
+)
+def test_what_is_even_at_the_top_of_a_bucket_goes_to_the_family_made_for_the_device(
+    portable: float, hopper: float, noise: float, tokens: int, takes: str
+) -> None:
+    spec = replace(BUCKET, tokens=tokens)
+    records = [final(spec, portable, "portable", noise=noise), final(spec, hopper, "sm90_few", "bf16", noise=noise)]
+    orders = (records, records[::-1]) if takes == "sm90_few" else (records,)
+    for order in orders:  # the first line is the champion that is challenged
+        entries = select_entries(order, [spec], ARCH, HASHES)
+        assert [e.module.startswith(takes) for e in entries if e.tier == 0] == [True]
+        assert entries[0].provenance.us == (portable if takes == "portable" else hopper)
+        assert entries[-1].module.startswith("portable")  # and calls that the other cannot serve have theirs
+
+
+def test_times_at_half_of_the_tokens_tell_apart_what_is_even_at_the_top() -> None:
+    """Three kernels are even with 256 tokens. With 128 the launcher gives the one with two parts four."""
+    at_top = [
+        final(BUCKET, 100.0, "sm90_ws_fp8", "bf16"),
+        final(BUCKET, 100.4, "sm90_few", "bf16", splits=2),
+        final(BUCKET, 100.2, "portable"),
+    ]
+    ws, few, portable = 70.0, 60.0, 50.0
+
+    def takes(*at_half: TuneRecord) -> str:
+        entries = select_entries([*at_top, *at_half], [BUCKET], ARCH, HASHES)
+        assert {e.provenance.anchor_tokens for e in entries} == {256}
+        return next(e.module for e in entries if e.tier == 0).removesuffix("_v32").removesuffix("_v32_c128")
+
+    assert takes() == "sm90_ws_fp8"
+    timed = [final(HALF, ws, "sm90_ws_fp8", "bf16"), final(HALF, few, "sm90_few", "bf16", splits=4)]
+    assert takes(*timed) == "sm90_few"
+    assert takes(*timed, final(HALF, portable, "portable")) == "portable"  # a time outranks the preference
+    assert takes(*timed, final(HALF, few - 0.2, "portable")) == "sm90_few"  # even there as well
+    assert takes(timed[0], final(HALF, few, "sm90_few", "bf16", splits=2)) == "sm90_ws_fp8"  # not what would run
+    single = [replace(r, measurement=replace(r.measurement, method="cuda-graph")) for r in timed if r.measurement]
+    assert takes(*single) == "sm90_ws_fp8"  # not side by side
+    assert (
+        takes(timed[1], final(HALF, portable, "portable")) == "sm90_ws_fp8"
+    )  # the champion has no time to compare with
+
+
+def test_a_time_at_half_of_the_tokens_makes_no_entry() -> None:
+    """128 tokens are no bucket: nobody inherits from them, though they are as near to 64 as to 256."""
+    half = final(HALF, 10.0, "sm90_few", "bf16")
+    assert select_entries([half], [BUCKET, replace(BUCKET, tokens=64)], ARCH, HASHES) == []
+    entries = select_entries([half, final(BUCKET, 100.0, "portable")], [BUCKET], ARCH, HASHES)
+    assert [(e.module, e.provenance.us) for e in entries] == [("portable_v32_c128", 100.0)]
+    served_half = {spec.tokens: spec.half.tokens for t in TOKEN_BUCKETS if (spec := replace(BUCKET, tokens=t)).half}
+    assert served_half == {16: 8, 64: 32, 256: 128, 1024: 512, 4096: 2048} and HALF.half is None
+    assert not set(served_half.values()) & set(TOKEN_BUCKETS)
 
 
 @pytest.mark.parametrize("count", [3])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from kgen.archs import load_arch
 from kgen.config import config_root
 from kgen.cost import StepCycles, assumed_facts, estimate_us
-from kgen.honesty import BOUNDS, START, fit, group_of, honesty, judge, load_measured, loss
+from kgen.honesty import BOUNDS, START, fit, group_of, honesty, judge, load_measured, loss, measured_points
 from kgen.models import load_model, model_specs
 from kgen.records import load_records
 from kgen.types import KernelSpec, ResourceUse
@@ -21,6 +22,15 @@ def test_static_picks_are_near_the_measured_best() -> None:
     assert len(found.verdicts) >= 100
     assert found.share(1.3) >= 0.8, found.lines()
     assert all(verdict.ratio >= 1 for verdict in found.verdicts)
+
+
+def test_second_measurements_are_no_truth_of_their_own() -> None:
+    """Times at half of a bucket's tokens stand beside few others."""
+    records = [r for r in load_records(config_root() / "records" / "h200.jsonl")[0] if r.spec.tokens == 256]
+    arch = load_arch("sm90")
+    known = measured_points(records, arch)
+    halves = [replace(record, spec=replace(record.spec, tokens=128)) for record in records]
+    assert known and measured_points([*records, *halves], arch) == known
 
 
 def test_the_recorded_figure_leaves_the_layout_out_and_still_holds() -> None:

@@ -241,6 +241,16 @@ def test_neighbours_winners_are_tried_first(store: RecordStore) -> None:
     assert list(counting.seen) == [f"{make_spec().slug} portable block_k=64 warps=4 stages=2"]
 
 
+def test_second_measurements_are_no_neighbours(store: RecordStore) -> None:
+    """Their parts are those of another token count."""
+    other = few()[0].feasible[0]
+    store.append(make_record(1.0, spec=make_spec(tokens=8), candidate=other))
+    tune(plan(SpecPlan(make_spec(tokens=4), few())), Counting().inline(), store)
+    counting = Counting()
+    tune(plan(trials=1), counting.inline(), store)
+    assert list(counting.seen) == [f"{make_spec().slug} portable block_k=64 warps=4 stages=2"]
+
+
 def test_damaged_lines_are_moved_and_their_points_measured_again(store: RecordStore) -> None:
     tune(plan(finalists=0), Counting().inline(), store)
     data = bytearray(store.path.read_bytes())
@@ -250,6 +260,88 @@ def test_damaged_lines_are_moved_and_their_points_measured_again(store: RecordSt
     summary = tune(plan(finalists=0), counting.inline(), store)
     assert summary.set_aside == 1 and len(counting.seen) == 1
     assert store.path.with_name("h200.jsonl.damaged").exists() and store.load().set_aside == []
+
+
+# ---- a second measurement -------------------------------------------------------------------------------------------
+
+
+def rivals(**latents: str) -> tuple[SearchPart, ...]:
+    """One candidate of each family, two parts of 64 keys each."""
+    common = {"block_h": 16, "block_k": 64, "splits": 2}
+    return tuple(
+        SearchPart((), [Candidate.make(family, common | ({"latent": latent} if latent else {}), LaunchOptions(4, 2))])
+        for family, latent in latents.items()
+    )
+
+
+def half_times(store: RecordStore) -> dict[str, tuple[int, float]]:
+    """Family -> parts and time of the records at half of 256 tokens, all side by side."""
+    records = [r for r in store.load().records if r.spec.tokens == 128]
+    assert all(r.measurement is not None and is_interleaved(r.measurement) for r in records)
+    return {
+        r.candidate.family: (int(r.candidate["splits"] or 0), r.measurement.median_us) for r in records if r.measurement
+    }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "few_us", "expected"),
+    [
+        (256, 100.3, {"portable": (4, 60.0), "sm90_few": (4, 40.0)}),  # even: both again, with as many programs
+        (256, 105.0, {}),
+        (4, 100.3, {}),  # half of 4 is a bucket of its own
+    ],
+)
+def test_families_that_are_even_are_timed_at_half_of_the_tokens(
+    store: RecordStore, tokens: int, few_us: float, expected: dict[str, tuple[int, float]]
+) -> None:
+    def time_of(job: TuneJob) -> float:
+        few = job.candidate.family == "sm90_few"
+        assert job.tokens == job.spec.tokens
+        return (40.0 if few else 60.0) if job.spec.tokens == 128 else (few_us if few else 100.0)
+
+    def run(counting: Counting) -> Any:
+        spec = SpecPlan(make_spec(tokens=tokens), rivals(portable="", sm90_few="bf16"))
+        return tune(plan(spec, template_hashes={"portable": "t0", "sm90_few": "t1"}), counting.inline(), store)
+
+    counting = Counting(time_of)
+    summary = run(counting)
+    assert half_times(store) == expected and counting.finals == (2 if expected else 1)
+    assert {r.template_hash for r in store.load().records if r.candidate.family == "sm90_few"} == {"t1"}
+    assert summary.specs[0].winner_us == 100.0 and summary.specs[0].tried == 2
+    before = store.path.read_bytes()
+    again = Counting(time_of)
+    run(again)
+    assert not again.seen and not again.finals and store.path.read_bytes() == before
+
+
+def test_candidates_of_one_family_are_not_timed_at_half_of_the_tokens(store: RecordStore) -> None:
+    feasible = [
+        Candidate.make("portable", {"block_h": 16, "block_k": block, "splits": 1}, LaunchOptions(4, 2))
+        for block in (32, 64)
+    ]
+    spec = SpecPlan(make_spec(tokens=256), (SearchPart((), feasible),))
+    tune(plan(spec), Counting(lambda job: 100.0).inline(), store)
+    assert half_times(store) == {}
+
+
+def test_an_interrupted_second_measurement_is_made_up_for(store: RecordStore) -> None:
+    """A record file that has the finals of the bucket and none at its half, as all files from before."""
+    parts = rivals(portable="", sm90_few="bf16")
+    tune(
+        plan(SpecPlan(make_spec(tokens=256), parts), template_hashes={"portable": "t0", "sm90_few": "t1"}),
+        Counting(lambda job: 100.0).inline(),
+        store,
+    )
+    lines = store.path.read_bytes().splitlines(keepends=True)
+    store.path.write_bytes(b"".join(line for line in lines if b'"tokens":128' not in line))
+    assert half_times(store) == {}
+    counting = Counting(lambda job: 50.0)
+    tune(
+        plan(SpecPlan(make_spec(tokens=256), parts), template_hashes={"portable": "t0", "sm90_few": "t1"}),
+        counting.inline(),
+        store,
+    )
+    assert half_times(store) == {"portable": (4, 50.0), "sm90_few": (4, 50.0)} and not counting.seen
 
 
 # ---- refusals, dry run ----------------------------------------------------------------------------------------------
