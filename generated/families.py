@@ -113,9 +113,10 @@ FEW_PROGRAMS = 128
 
 def splits_for(splits: int, anchor: int, tokens: int, head_blocks: int, blocks: int) -> int:
     """Parts of a token's keys, `blocks` blocks of them, in a call of `tokens` tokens by a kernel that was tuned with `splits` parts
-    at `anchor` tokens: the number of programs stays about the same, and no part gets less than one block."""
+    at `anchor` tokens: the number of programs stays about the same, or the parts do while these make no more programs than a
+    device holds at once, and no part gets less than one block."""
     if splits > 1:
-        splits = -(-splits * anchor // tokens)
+        splits = max(-(-splits * anchor // tokens), min(splits, FEW_PROGRAMS // (tokens * head_blocks)))
     elif tokens < anchor:
         splits = min(-(-FEW_PROGRAMS // (tokens * head_blocks)), anchor // tokens)
     return max(1, min(splits, blocks, MAX_SPLITS))

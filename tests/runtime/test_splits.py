@@ -1,0 +1,62 @@
+"""How many parts the keys of a token are split into, by the token count of a call: counted by hand and by trying."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kgen.runtime.families import splits_for
+from kgen.runtime.launch import make_plan
+from kgen.runtime.table import Entry, Provenance, Shape, config
+
+
+def parts(tokens: int, anchor: int, splits: int, heads: int, topk: int, extra_topk: int, block_h: int = 16) -> int:
+    """What a launch of an entry takes that was tuned with `splits` parts at `anchor` tokens."""
+    made = config(4, 1, block_h=block_h, block_k=64, splits=splits, latent="bf16", specialise=False)
+    entry = Entry(
+        "v4", True, heads, (topk, topk), (extra_topk, extra_topk), 64, 64, (1, 4096), "sm90_few_v4", made,
+        Provenance("measured", "h200", us=10.0, anchor_tokens=anchor),
+    )  # fmt: skip
+    return make_plan(Shape("v4", heads, topk, 64, tokens, extra_topk, 64), entry, exact=True).splits
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    # 10 blocks of keys and 4 blocks of heads. All 10 parts of 3 tokens are 120 programs, of 4 tokens 160: 8 parts are 128.
+    [(1, 10), (2, 10), (3, 10), (4, 8), (5, 6), (8, 4), (9, 3), (16, 2), (17, 1), (32, 1), (33, 1)],
+)
+def test_parts_are_kept_while_the_device_is_not_full(tokens: int, expected: int) -> None:
+    """One token of V4 with 64 heads was tuned with 10 parts, which are 40 programs."""
+    assert parts(tokens, anchor=1, splits=10, heads=64, topk=128, extra_topk=512) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(1, 34), (2, 32), (4, 16), (5, 13), (16, 4), (31, 3), (63, 2), (64, 1), (65, 1), (200, 1)],
+)
+def test_a_tuned_count_of_a_full_device_follows_the_tokens(tokens: int, expected: int) -> None:
+    """16 tokens of 32 heads in blocks of 16 by 4 parts are 128 programs, and stay about as many: 34 blocks are the most parts,
+    5 tokens need 12.8 parts, 31 tokens 2.06."""
+    assert parts(tokens, anchor=16, splits=4, heads=32, topk=128, extra_topk=2048) == expected
+
+
+def test_rules_that_hold_for_every_count() -> None:
+    for tuned, anchor, tokens, head_blocks in itertools.product(
+        (2, 3, 5, 8, 16, 32), (1, 2, 4, 16, 64), (*range(1, 40), 64, 100, 256, 5000), (1, 2, 4, 8)
+    ):
+        found = splits_for(tuned, anchor, tokens, head_blocks, blocks=64)
+        as_many_programs = next(n for n in range(1, 10**6) if n * tokens >= tuned * anchor)
+        fits = [n for n in range(1, tuned + 1) if n * tokens * head_blocks <= 128]
+        assert found == min(64, max([as_many_programs, *fits])), (tuned, anchor, tokens, head_blocks)
+        if (
+            tokens > anchor
+        ):  # no more parts than were tuned, and a full device gets no more programs than the rounding makes
+            assert found <= tuned
+            assert found * tokens * head_blocks <= max(128, tuned * anchor * head_blocks + (tokens - 1) * head_blocks)
+
+
+def test_keys_that_were_not_split_stay_whole_with_more_tokens() -> None:
+    assert [parts(tokens, 64, 1, 128, 128, 512, block_h=64) for tokens in (1, 16, 32, 63, 64, 65, 1000)] == [
+        10, 4, 2, 1, 1, 1, 1,
+    ]  # fmt: skip
