@@ -70,6 +70,8 @@ def _job_key(job: ProbeJob) -> str:
         job.num_stages,
     ]
     facts += [job.maxnreg, job.part_bf16, triton.__version__]
+    if job.family in FAMILIES and FAMILIES[job.family].ctas > 1:  # so that keys of other families stay what they were
+        facts.append(FAMILIES[job.family].ctas)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 

@@ -42,7 +42,8 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
         signature, attrs = signature_of(job, kernel.arg_names, kernel.do_not_specialize)
         constants: dict[str, Any] = {name: 1 for name in ("lse_stride_h", "max_stride_h") if name in kernel.arg_names}
         constants |= dict(job.constants)
-        gluon = FAMILIES[job.family].gluon if job.family in FAMILIES else False
+        family = FAMILIES.get(job.family)
+        gluon = family is not None and family.gluon
         source_type = _gluon_source() if gluon else ASTSource
         source = source_type(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
         options: dict[str, Any] = {"num_warps": job.num_warps}
@@ -50,6 +51,8 @@ def _compile(fields: dict[str, Any]) -> dict[str, Any]:
             options["num_stages"] = job.num_stages
         if job.maxnreg is not None:
             options["maxnreg"] = job.maxnreg
+        if family is not None and family.ctas > 1:
+            options["num_ctas"] = family.ctas
         compiled = triton.compile(source, target=GPUTarget("cuda", job.cc, 32), options=options)
         return _resources(compiled, job.num_warps)
     except Exception as error:  # whatever the compiler raises is this job's result

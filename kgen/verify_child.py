@@ -200,7 +200,7 @@ def _padded_as_native(package: str, inputs: Inputs, to: int, flags: dict[str, An
     )
     call = validate.build_call(**inputs.kwargs(), **flags)
     here = target.target_of(inputs.q.device)
-    entry = lookup.serve(here.arch, here.device_class, launch.call_shape(call)).choice.entry
+    entry = lookup.serving_of(call, here).choice.entry
     flags.pop("out", None)
     padded = validate.build_call(**pad_heads(inputs, to).kwargs(), **flags)
     for each in (call, padded):

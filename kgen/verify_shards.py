@@ -209,7 +209,8 @@ def _first(package: str, arch: str, device_class: str | None, form: tuple[str, b
     """The entries of a table, in its order, that can serve calls of a form (layout, fp16, aligned, dual) and that the look-up
     puts first: it decides by where an entry comes from and by its caches before it looks at any number."""
     layout, fp16, aligned, dual = form
-    some = Shape(layout=layout, heads=1, topk=1, page=1, tokens=1, fp16=fp16, aligned=aligned)
+    # the most heads: an entry that needs many is in the list, and `select` leaves it out for few
+    some = Shape(layout=layout, heads=128, topk=1, page=1, tokens=1, fp16=fp16, aligned=aligned)
     cannot_serve = importlib.import_module(f"{package}.select").cannot_serve
     table = importlib.import_module(f"{package}.target").load_table(arch)
     able = [entry for entry in table.entries if cannot_serve(entry, some) is None]

@@ -32,6 +32,8 @@ class Family:
     (elements; bytes for paged caches), which is what Triton can see, and a positive `sm_scale`.
     `plane`: its programs lie in two dimensions, (token, head block) and split, so that none divides by the split count.
     `counter`: its kernel takes a pointer to one int32 behind the other arguments, which is 0 when it is `dynamic`.
+    `ctas`: blocks of a cluster. Each has a head block of one item, so that a program occupies as many SMs, and a call must have
+    heads for all of them (`min_heads`): a block without heads would do half of the work for nothing.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Family:
     gluon: bool
     plane: bool = False
     counter: bool = False
+    ctas: int = 1
+    min_heads: int = 1
 
 
 FAMILIES = {
@@ -56,17 +60,22 @@ FAMILIES = {
 
 
 @lru_cache(maxsize=1024)
+def known_family(module: str, layout: str) -> Family | None:
+    """The family of an emitted module's name, `<family>_<layout>` with or without `_c<chunk>`; None: it is of no known one."""
+    return FAMILIES.get(module.partition(f"_{layout}")[0])
+
+
 def family_of(module: str, layout: str) -> Family:
-    """The family of an emitted module's name, `<family>_<layout>` with or without `_c<chunk>`."""
-    name = module.partition(f"_{layout}")[0]
-    if name not in FAMILIES:
+    """The family of an emitted module. Raises where there is none."""
+    family = known_family(module, layout)
+    if family is None:
         raise ValueError(f"Module {module!r} is of no family that this package can launch: emit the package again.")
-    return FAMILIES[name]
+    return family
 
 
 def is_gluon(module: str, layout: str) -> bool:
     """Whether an emitted module is of a family that asks for an aligned call and a GPU."""
-    family = FAMILIES.get(module.partition(f"_{layout}")[0])
+    family = known_family(module, layout)
     return family is not None and family.gluon
 
 
@@ -100,11 +109,12 @@ def attention_constants(
 
 def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:
     """Programs of one launch: (token, head block), the block fastest, by split; or items in one dimension, head block fastest,
-    then split, then token, of which a persistent kernel runs one program per SM at most."""
+    then split, then token, of which a persistent kernel runs one program per SM at most. A cluster is one program: its item has
+    as many head blocks as the cluster has blocks, and it occupies as many SMs."""
     if family.plane:
         return (tokens * head_blocks, splits)
-    items = tokens * head_blocks * splits
-    return (min(items, sms) if persistent else items,)
+    items = tokens * -(-head_blocks // family.ctas) * splits
+    return (min(items, max(1, sms // family.ctas)) if persistent else items,)
 
 
 FEW_PROGRAMS = 128

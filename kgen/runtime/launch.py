@@ -59,6 +59,8 @@ class Plan:
             options["num_stages"] = self.config.num_stages
         if self.config.maxnreg is not None:
             options["maxnreg"] = self.config.maxnreg
+        if self.family.ctas > 1:
+            options["num_ctas"] = self.family.ctas
         return options
 
     def grid(self, call: AttentionCall) -> tuple[int, ...]:
