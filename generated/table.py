@@ -57,8 +57,8 @@ def config(num_warps: int, num_stages: int, maxnreg: int | None = None, **tunabl
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an entry comes from. source: "measured" (timed on `gpu`), "inherited" (a neighbouring bucket's measured winner)
-    or "static" (ranked by the cost model, never timed)."""
+    """Where an entry comes from. source: "measured" (timed on `gpu`), "inherited" (the measured winner of a neighbouring
+    bucket, of twice as many heads or of other page sizes) or "static" (ranked by the cost model, never timed)."""
 
     source: str
     device_class: str  # e.g. "h200"; "static" for static entries

@@ -137,7 +137,8 @@ def select_entries(
     current = [r for r in records if r.spec.arch == arch.name and usable(r, template_hashes)]
     static = static_winners(current)
     by_tier = [
-        _from_more_heads(_buckets(record for record in current if allowed(record.candidate))) for allowed in TIERS
+        _from_other_pages(_from_more_heads(_buckets(record for record in current if allowed(record.candidate))))
+        for allowed in TIERS
     ]
     classes = sorted({device for device, _ in by_tier[0]})
     tables: list[list[Entry]] = [[] for _ in TIERS]
@@ -160,8 +161,8 @@ def select_entries(
     return [entry for table in tables for entry in merge_pages(merge_tokens(widen(table)))]
 
 
-def _buckets(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], dict[int, TuneRecord]]:
-    """Champions by (device class, spec without its bucket), then by bucket."""
+def _buckets(records: Iterable[TuneRecord]) -> Families:
+    """What serves each bucket by its own times."""
     found: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
     for (device, spec), record in measured_winners(records).items():
         found[device, _family(spec)][spec.tokens] = record
@@ -172,20 +173,50 @@ def _us(record: TuneRecord) -> float:
     return record.measurement.median_us if record.measurement else math.inf
 
 
-def _from_more_heads(
-    found: Mapping[tuple[str, KernelSpec], dict[int, TuneRecord]],
-) -> dict[tuple[str, KernelSpec], dict[int, TuneRecord]]:
+Families = Mapping[tuple[str, KernelSpec], dict[int, TuneRecord]]
+"""Champions by (device class, spec without its bucket), then by bucket."""
+
+
+def _from_more_heads(found: Families) -> Families:
     """Where the key with twice as many heads takes less time, the fewer heads take its kernel: as masked columns they cost
     nothing more. It happens where fewer heads were tuned with one family only. 16 heads are one tile of every family."""
 
     out = {}
     for (device, spec), buckets in found.items():
         more = found.get((device, replace(spec, heads=2 * spec.heads)), {}) if spec.heads < 16 else {}
-        out[device, spec] = {
-            tokens: more[tokens] if tokens in more and _us(more[tokens]) < BEATEN * _us(record) else record
-            for tokens, record in buckets.items()
-        }
+        out[device, spec] = _with_faster(buckets, more)
     return out
+
+
+def _from_other_pages(found: Families) -> Families:
+    """A key that is served by the portable family takes the kernel of a key that differs by its page sizes alone where that is
+    of a Hopper family and faster: page sizes are run-time arguments there, or constants that follow the entry. It happens
+    where a page size was tuned with one family only."""
+    pages: dict[tuple[str, KernelSpec], dict[int, TuneRecord]] = defaultdict(dict)
+    for (device, spec), buckets in found.items():
+        fastest = pages[device, _any_page(spec)]
+        for tokens, record in buckets.items():
+            if is_gluon(record.candidate) and (tokens not in fastest or _us(record) < _us(fastest[tokens])):
+                fastest[tokens] = record
+    out = {}
+    for (device, spec), buckets in found.items():
+        theirs = {
+            tokens: record
+            for tokens, record in pages[device, _any_page(spec)].items()
+            if not is_gluon(_serving(tokens, buckets).candidate)
+        }
+        out[device, spec] = _without_beaten(_with_faster(buckets, theirs))
+    return out
+
+
+def _any_page(spec: KernelSpec) -> KernelSpec:
+    return replace(spec, page=0, extra_page=0)
+
+
+def _with_faster(own: dict[int, TuneRecord], theirs: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
+    """A key's champions by bucket, and those of another key where they take less time than what serves the bucket otherwise."""
+    faster = {t: record for t, record in theirs.items() if _us(record) < BEATEN * _us(_serving(t, own))}
+    return own | faster
 
 
 def _without_beaten(buckets: Mapping[int, TuneRecord]) -> dict[int, TuneRecord]:
@@ -225,8 +256,7 @@ def _measured_entry(spec: KernelSpec, record: TuneRecord, arch: ArchSpec) -> Ent
     assert time is not None
     device = arch.device(environment.device_class)
     roofline = None if device is None else round(floor_us(record.spec, arch, device) / time.median_us, 3)
-    same = record.spec.tokens == spec.tokens and record.spec.heads == spec.heads
-    source = "measured" if same else "inherited"
+    source = "measured" if record.spec == spec else "inherited"
     provenance = Provenance(
         source=source, device_class=environment.device_class, gpu=environment.gpu, us=round(time.median_us, 2),
         roofline=roofline, triton=environment.triton,

@@ -164,6 +164,71 @@ def test_eight_heads_take_the_kernel_of_sixteen_where_it_is_faster() -> None:
     assert {e.heads: e.module for e in entries if e.tier == 0}[32].startswith("portable")  # 64 heads are another tile
 
 
+def test_eight_heads_take_a_bucket_that_was_measured_with_sixteen_alone() -> None:
+    """4 tokens of 8 heads were not measured; with 16 tokens they are slower than 4 of 16 heads."""
+    eight, sixteen = (replace(SIXTEEN, heads=heads) for heads in (8, 16))
+    for us, takes in ((11.0, 4), (19.9, 16)):
+        records = [record(eight, 20.0, "portable"), record(replace(sixteen, tokens=4), us, "sm90_few", "fp16")]
+        entries = select_entries(records, [replace(eight, tokens=4), eight], ARCH, HASHES)
+        assert [at(entries, tokens).provenance.anchor_tokens for tokens in (4, 16)] == [takes, 16]
+
+
+TWIN = KernelSpec("sm90", "v4", 64, 128, 64, 16, 512, 64)
+LONE = replace(TWIN, extra_page=32)
+
+
+def module_at(entries: list[Entry], extra_page: int, tokens: int, **more: bool) -> tuple[str, str, float | None]:
+    choice = select(entries, Shape("v4", 64, 128, 64, tokens, 512, extra_page, **more), "h200")
+    assert choice is not None and choice.exact
+    origin = choice.entry.provenance
+    return choice.entry.module, origin.source, origin.us
+
+
+def test_a_page_size_that_only_the_portable_family_was_timed_with_takes_the_kernel_of_another() -> None:
+    lone = [
+        record(replace(LONE, tokens=tokens), us, "portable") for tokens, us in ((1, 24.0), (16, 38.0), (256, 170.0))
+    ]
+    twin = [
+        record(replace(TWIN, tokens=1), 9.0, "sm90_few", "fp16"),
+        record(replace(TWIN, tokens=1), 10.0, "sm90_few", "bf16"),
+        record(replace(TWIN, tokens=4), 13.0, "sm90_few", "bf16"),
+        record(TWIN, 37.5, "sm90_ws_fp8", "fp16"),  # 38.0 is within the noise of it
+        record(replace(TWIN, tokens=256), 20.0, "portable"),
+        record(replace(TWIN, tokens=256, page=256), 80.0, "sm90_rs_fp8", "fp16"),
+        record(replace(TWIN, tokens=256, page=128), 90.0, "sm90_rs_fp8", "fp16"),
+    ]
+    specs = [replace(spec, tokens=tokens) for spec in (LONE, TWIN) for tokens in (1, 4, 16, 256)]
+    entries = select_entries([*lone, *twin], specs, ARCH, HASHES)
+    found = {tokens: module_at(entries, 32, tokens, fp16=True) for tokens in (1, 4, 16, 256)}
+    assert found == {
+        1: ("sm90_few_v4", "inherited", 9.0),
+        4: ("sm90_few_v4", "inherited", 13.0),  # measured there and not here: below what 16 tokens take
+        16: ("portable_v4_c128", "measured", 38.0),
+        256: (
+            "sm90_rs_fp8_v4",
+            "inherited",
+            80.0,
+        ),  # the fastest page of the Hopper ones; the portable twin is left out
+    }
+    assert module_at(entries, 32, 1) == ("sm90_few_v4", "inherited", 10.0)
+    assert module_at(entries, 32, 1, fp16=True, aligned=False) == ("portable_v4_c128", "measured", 24.0)
+    assert module_at(entries, 64, 1, fp16=True) == ("sm90_few_v4", "measured", 9.0)
+
+
+@pytest.mark.parametrize("changed", [{"heads": 32}, {"topk": 256}, {"extra_topk": 1024}])
+def test_only_the_page_size_may_differ(changed: dict[str, int]) -> None:
+    other = replace(TWIN, **changed)
+    entries = select_entries(
+        [record(LONE, 38.0, "portable"), record(other, 9.0, "sm90_few", "fp16")], [LONE], ARCH, HASHES
+    )
+    assert [entry.module for entry in entries] == ["portable_v4_c128"]
+
+
+def test_a_hopper_kernel_with_times_of_its_own_keeps_its_page() -> None:
+    records = [record(LONE, 38.0, "sm90_ws_fp8", "fp16"), record(TWIN, 20.0, "sm90_few", "fp16")]
+    assert module_at(select_entries(records, [LONE, TWIN], ARCH, HASHES), 32, 16, fp16=True)[2] == 38.0
+
+
 BUCKET, HALF = replace(SIXTEEN, heads=16, tokens=256), replace(SIXTEEN, heads=16, tokens=128)
 
 
