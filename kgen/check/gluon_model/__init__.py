@@ -7,7 +7,7 @@
 from .machine import Barrier
 from .memory import Region
 from .run import run_module, trace_module
-from .simulator import Deadlock
+from .scheduler import Deadlock
 from .tracer import Event, Trace
 from .types import ModelError
 

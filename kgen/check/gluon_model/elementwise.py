@@ -10,7 +10,7 @@ import torch
 from . import state
 from . import types as ty
 from .types import DType, ModelError
-from .values import Scalar, Tensor, as_tensor, as_value, binary, dtype_of, ghost, is_weak, match
+from .values import Scalar, Tensor, as_tensor, as_value, binary, dtype_of, ghost, is_weak, match, share
 
 
 def to_tensor(value: Any) -> Any:
@@ -38,7 +38,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if made is not None:
         return made
     a, b = match(x, y, dtype)
-    return Tensor(torch.where(as_tensor(condition, ty.int1).data, a, b), dtype)
+    return share(Tensor(torch.where(as_tensor(condition, ty.int1).data, a, b), dtype), condition, x, y)
 
 
 def _extreme(name: str, a: Any, b: Any) -> Any:
@@ -51,7 +51,7 @@ def _extreme(name: str, a: Any, b: Any) -> Any:
     if made is not None:
         return made
     x, y = match(a, b, dtype)
-    return Tensor(torch.fmax(x, y) if name == "fmax" else torch.fmin(x, y), dtype)
+    return share(Tensor(torch.fmax(x, y) if name == "fmax" else torch.fmin(x, y), dtype), a, b)
 
 
 def maximum(a: Any, b: Any, propagate_nan: Any = None) -> Any:

@@ -42,6 +42,11 @@ class mbarrier:  # noqa: N801
         if pred:
             state.machine().arrive(state.machine().barrier(mbarrier), int(count))
 
+    @staticmethod
+    def expect(mbarrier: Shared, bytes: Any, pred: Any = True) -> None:  # noqa: A002
+        if pred:
+            state.machine().expect(state.machine().barrier(mbarrier), int(bytes))
+
 
 class async_copy:  # noqa: N801
     @staticmethod

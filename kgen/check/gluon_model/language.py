@@ -11,6 +11,7 @@ import torch
 
 from . import state
 from . import types as ty
+from .cluster import held, split_of
 from .ptx import inline_asm_elementwise
 from .types import DType, ModelError
 from .values import (
@@ -24,6 +25,7 @@ from .values import (
     expand_together,
     match,
     shape_of,
+    share,
 )
 
 __all__ = ["inline_asm_elementwise"]
@@ -44,17 +46,21 @@ def _device() -> str:
 
 
 def arange(start: int, end: int, layout: Any = None) -> Tensor:
-    return Tensor(torch.arange(int(start), int(end), dtype=torch.int32, device=_device()), ty.int32)
+    made = Tensor(torch.arange(int(start), int(end), dtype=torch.int32, device=_device()), ty.int32)
+    made.split = split_of(layout)
+    return made
 
 
 def full(shape: Any, value: Any, dtype: DType, layout: Any = None) -> Tensor:
     data, sizes = as_tensor(value, dtype).data, shape_of(shape)
     one = dtype.integral and list(sizes) == [1]  # what partitions tell each other stays real in a trace
-    return Tensor((data if one else data.to(_device())).expand(sizes), dtype)
+    made = Tensor((data if one else data.to(_device())).expand(sizes), dtype)
+    made.split = split_of(layout)
+    return made
 
 
 def zeros(shape: Any, dtype: DType, layout: Any = None) -> Tensor:
-    return full(shape, 0, dtype)
+    return full(shape, 0, dtype, layout)
 
 
 def zeros_like(x: Tensor, **_: Any) -> Tensor:
@@ -83,7 +89,7 @@ def expand_dims(x: Tensor, axis: Any) -> Tensor:
 def broadcast(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     x, y = as_tensor(a), as_tensor(b)
     shape = broadcast_shape(x.data.shape, y.data.shape)
-    return Tensor(x.data.expand(shape), x.dtype), Tensor(y.data.expand(shape), y.dtype)
+    return share(Tensor(x.data.expand(shape), x.dtype), x), share(Tensor(y.data.expand(shape), y.dtype), y)
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:
@@ -101,7 +107,13 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def convert_layout(x: Any, layout: Any, assert_trivial: bool = False) -> Any:
-    return as_value(x)
+    value = as_value(x)
+    if not isinstance(value, Tensor) or layout is None or split_of(layout) == value.split:
+        return value
+    value.must_be_whole("moves to another CTA")
+    made = Tensor(value.data, value.dtype)
+    made.split = split_of(layout)
+    return made
 
 
 set_auto_layout = convert_layout
@@ -123,6 +135,7 @@ def min(x: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Any: 
 
 
 def _reduce_extreme(x: Tensor, axis: Any, keep_dims: bool, name: str, worst: float) -> Any:
+    x.must_be_whole("reduces")
     data = x.data
     dims = list(builtins.range(data.dim())) if axis is None else [int(axis)]
     if data.is_meta:
@@ -137,6 +150,7 @@ def _reduce_extreme(x: Tensor, axis: Any, keep_dims: bool, name: str, worst: flo
 
 
 def sum(x: Tensor, axis: Any = None, keep_dims: bool = False, dtype: DType | None = None) -> Any:  # noqa: A001
+    x.must_be_whole("reduces")
     kind = dtype or (x.dtype if x.dtype.is_floating() or x.dtype.bits >= 32 else ty.int32)
     dims = list(builtins.range(x.data.dim())) if axis is None else [int(axis)]
     return _reduced(ty.cut(x.to(kind).data.sum(dim=dims, keepdim=keep_dims).to(kind.carrier), kind), kind)
@@ -159,7 +173,7 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_: Any) -> Any:
         raise ModelError(f"{state.where()} loads through {dtype}, which is no pointer.")
     element = dtype.element_ty
     address = as_tensor(pointer).data
-    keep = None if mask is None else as_tensor(mask, ty.int1).data
+    keep = _held(address, mask, pointer)
     fill = None if other is None else as_tensor(other, element)
     if keep is not None and address.dim() == 0 and keep.dim() != 0:
         raise ModelError(f"{state.where()} masks a scalar load with a block.")
@@ -169,7 +183,17 @@ def load(pointer: Any, mask: Any = None, other: Any = None, **_: Any) -> Any:
         raise ModelError(f"{state.where()} masks a load of real addresses with values that a trace does not have.")
     if fill is not None and fill.data.is_meta:
         raise ModelError(f"{state.where()} fills a load with values that a trace does not have.")
-    return _reduced(state.machine().memory.load(address, element, keep, fill), element)
+    return share(_reduced(state.machine().memory.load(address, element, keep, fill), element), pointer, mask)
+
+
+def _held(address: torch.Tensor, mask: Any, pointer: Any) -> torch.Tensor | None:
+    """The mask of an access: where each CTA has its own part of a block, that part."""
+    keep = None if mask is None else as_tensor(mask, ty.int1).data
+    split = pointer.split if isinstance(pointer, Tensor) else None
+    if split is None or address.is_meta:
+        return keep
+    own = held(split, address.shape, state.machine().rank)
+    return own if keep is None else keep & own
 
 
 def store(pointer: Any, value: Any, mask: Any = None, **_: Any) -> None:
@@ -179,8 +203,9 @@ def store(pointer: Any, value: Any, mask: Any = None, **_: Any) -> None:
         raise ModelError(f"{state.where()} stores through {dtype}, which is no pointer.")
     address = as_tensor(pointer).data
     block = as_tensor(value, dtype.element_ty).data
-    keep = None if mask is None else as_tensor(mask, ty.int1).data
-    if state.machine().device == "meta":  # a trace changes nothing
+    keep = _held(address, mask, pointer)
+    whole = not isinstance(pointer, Tensor) or pointer.split is None
+    if state.machine().device == "meta" or (whole and state.machine().rank):  # a trace changes nothing
         return
     if address.dim() == 0 and block.dim():
         raise ModelError(f"{state.where()} stores a block through one pointer.")

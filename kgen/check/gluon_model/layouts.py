@@ -1,4 +1,5 @@
-"""Layouts: where elements live. Inert here: the compiler checks layouts, the model only values."""
+"""Layouts: where elements live. Inert here but for what a CTA of a cluster holds (`cluster.split_of`): the compiler checks layouts,
+the model only values."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ class Layout:
 
 _FIELDS = {
     "AutoLayout": "",
-    "BlockedLayout": "size_per_thread threads_per_warp warps_per_cta order",
+    "BlockedLayout": "size_per_thread threads_per_warp warps_per_cta order cga_layout",
     "CoalescedLayout": "",
     "SliceLayout": "dim parent",
     "DistributedLinearLayout": "reg_bases lane_bases warp_bases block_bases shape",
     "DotOperandLayout": "operand_index parent k_width",
-    "NVMMADistributedLayout": "version warps_per_cta instr_shape",
-    "NVMMASharedLayout": "swizzle_byte_width element_bitwidth rank transposed fp4_padded",
-    "SwizzledSharedLayout": "vec per_phase max_phase order",
+    "NVMMADistributedLayout": "version warps_per_cta instr_shape cga_layout",
+    "NVMMASharedLayout": "swizzle_byte_width element_bitwidth rank transposed fp4_padded cga_layout",
+    "SwizzledSharedLayout": "vec per_phase max_phase order cga_layout",
     "PaddedSharedLayout": "interval_padding_pairs offset_bases cga_layout shape",
     "SharedLinearLayout": "offset_bases block_bases alignment",
 }

@@ -15,27 +15,42 @@ from typing import Any
 import torch
 
 from . import state
-from .memory import Allocation, GlobalMemory, Shared
+from .memory import Allocation, GlobalMemory, Region, Shared
 from .types import ModelError
+
+Place = tuple[int, int]
+"""Number of an allocation and a byte in it: the same in both CTAs of a cluster."""
 
 
 @dataclass(eq=False)
 class Barrier:
-    """An mbarrier: a phase completes when `count` arrivals have come, and the next begins at once."""
+    """An mbarrier: a phase completes when `count` arrivals have come and as many bytes as these expect; the next begins at
+    once. Bytes may come before they are expected."""
 
     name: str
     count: int
     pending: int
     completed: int = 0
+    bytes: int = 0  # that are expected and have not come
 
-    def arrive(self, count: int) -> None:
+    def arrive(self, count: int, expects: int = 0) -> None:
         self.pending -= count
         if self.pending < 0:
             raise ModelError(
                 f"{state.where()} arrives at {self.name} with {count} where only {self.pending + count} of "
                 f"{self.count} arrivals are missing in this phase."
             )
-        if self.pending == 0:
+        self._count(expects)
+
+    def land(self, size: int) -> None:
+        """Bytes of a copy have come."""
+        self._count(-size)
+
+    def _count(self, expects: int) -> None:
+        self.bytes += expects
+        if self.pending == 0 and self.bytes < 0:
+            raise ModelError(f"{-self.bytes} more bytes come to {self.name} than its arrivals in this phase expect.")
+        if self.pending == 0 and self.bytes == 0:
             self.completed += 1
             self.pending = self.count
 
@@ -61,16 +76,28 @@ class Partition:
 
 
 class Machine(ABC):
+    """One CTA. `peer`: the other CTA of its cluster; program and grid count clusters then."""
+
     device = "cpu"
     api = "3.6"
 
     def __init__(
-        self, memory: GlobalMemory, grid: tuple[int, ...], program: tuple[int, ...], warps: int, seed: int
+        self,
+        memory: GlobalMemory,
+        grid: tuple[int, ...],
+        program: tuple[int, ...],
+        warps: int,
+        seed: int,
+        rank: int = 0,
     ) -> None:
         self.memory = memory
         self.grid = grid
         self.program = program
-        self.rng = random.Random(f"{seed} {program}")
+        self.rank = rank
+        self.peer: Machine | None = None
+        self.meeting: Barrier | None = None  # of all partitions of a cluster
+        self.tiles: dict[int, Shared] = {}  # by number of the allocation: what `find_shared` was asked for
+        self.rng = random.Random(f"{seed} {program} {rank}" if rank else f"{seed} {program}")
         self.allocations: list[Allocation] = []
         self.barriers: dict[tuple[int, int], Barrier] = {}
         self.main = Partition("the kernel", warps)
@@ -91,16 +118,22 @@ class Machine(ABC):
             raise ModelError(f"{state.where()} initialises {shared}, which is not one barrier; take index(i) of it.")
         at = int(shared.data.storage_offset())
         allocation = shared.allocation
-        several = allocation.bytes.numel() > 8
-        name = f"{allocation.name}[{at}]" if several else allocation.name
-        self.barriers[(id(allocation), at)] = Barrier(name, count, count)
+        self.barriers[(id(allocation), at)] = Barrier(self._barrier_name(allocation, at), count, count)
+
+    def _barrier_name(self, allocation: Allocation, at: int) -> str:
+        name = f"{allocation.name}[{at}]" if allocation.bytes.numel() > 8 else allocation.name
+        return name + self.whose
+
+    @property
+    def whose(self) -> str:
+        """Behind a name, where there are two CTAs."""
+        return "" if self.peer is None else f" of CTA {self.rank}"
 
     def rename_barriers(self, allocation: Allocation) -> None:
         """The allocation got its name after its barriers were made."""
-        several = allocation.bytes.numel() > 8
         for (owner, at), barrier in self.barriers.items():
             if owner == id(allocation):
-                barrier.name = f"{allocation.name}[{at}]" if several else allocation.name
+                barrier.name = self._barrier_name(allocation, at)
 
     def decide(self) -> bool:
         """Whether a condition on values that are not there holds."""
@@ -111,6 +144,22 @@ class Machine(ABC):
 
     @abstractmethod
     def arrive(self, barrier: Barrier, count: int) -> None: ...
+
+    @abstractmethod
+    def expect(self, barrier: Barrier, size: int) -> None:
+        """Arrive once, and let the phase wait for `size` bytes."""
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Wait for all partitions of both CTAs."""
+
+    @abstractmethod
+    def arrive_at_peer(self, at: Place) -> None:
+        """One arrival at the other CTA's barrier at this place."""
+
+    @abstractmethod
+    def copy_to_peer(self, rows: Region, barrier: Place) -> None:
+        """A bulk copy to the same bytes of the other CTA, whose barrier counts them: reads and writes at any time until then."""
 
     @abstractmethod
     def read(self, shared: Shared) -> None:
@@ -165,8 +214,15 @@ class Machine(ABC):
         names = [function.__name__ for function, _ in functions]
         if len(names) != len(warps) + 1:
             raise ModelError(f"warp_specialize got {len(names)} partitions and warp counts for {len(warps)} workers.")
+        if self.peer is not None:
+            count = 2 * len(names)
+            self.meeting = self.peer.meeting or Barrier("cluster_sync", count, count)
+            if self.meeting.count != count:
+                raise ModelError(
+                    f"The CTAs of a cluster have {self.meeting.count - len(names)} and {len(names)} partitions."
+                )
         made = []
         for i, name in enumerate(names):
             shown = f"{name}#{names[:i].count(name)}" if names.count(name) > 1 else name
-            made.append(Partition(shown, self.main.warps if i == 0 else int(warps[i - 1])))
+            made.append(Partition(shown + self.whose, self.main.warps if i == 0 else int(warps[i - 1])))
         return made

@@ -17,6 +17,7 @@ import torch
 
 from . import state
 from . import types as ty
+from .swizzle import Home, key_of, needs_look_up, strided
 from .types import DType, ModelError
 from .values import NoOperand, Scalar, Tensor, as_tensor, expand_together, shape_of
 
@@ -110,6 +111,7 @@ class Allocation:
 
     bytes: torch.Tensor
     name: str = "shared"
+    home: Home = ((), 1, "")
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ class Shared(NoOperand):
                 f"{state.where()} calls {name} of {self}, which Triton {state.machine().api} does not have."
             )
         sizes = shape_of(shape)
+        if needs_look_up(self.allocation.home, sizes, dtype.itemsize, key_of(layout)):
+            return self._looked_up(dtype, sizes, layout)
         length = math.prod(sizes) * dtype.itemsize
         if not self.data.is_contiguous() or length > self.numel * self.dtype.itemsize:
             raise ModelError(
@@ -212,6 +216,17 @@ class Shared(NoOperand):
         start = self.data.storage_offset() * self.dtype.itemsize
         raw = self.allocation.bytes[start : start + length]
         return Shared(self.allocation, raw.view(dtype.storage).view(sizes), dtype, layout)
+
+    def _looked_up(self, dtype: DType, sizes: list[int], layout: Any, block: int = 0) -> Shared:
+        start = self.data.storage_offset() * self.dtype.itemsize
+        key, size = key_of(layout), dtype.itemsize
+        found = strided(self.allocation.home, start, tuple(sizes), size, key, block)
+        if found is not None and found[0] % size == 0:
+            raw = self.allocation.bytes.view(dtype.storage)
+            return Shared(self.allocation, torch.as_strided(raw, sizes, found[1], found[0] // size), dtype, layout)
+        if len(sizes) < 3:
+            raise ModelError(f"{state.where()} sees {self} as {dtype}{sizes}, whose rows are no rows of the tile.")
+        return Blocks(self, dtype, sizes, layout)
 
     def _keep_alive(self) -> None:
         pass
@@ -242,11 +257,42 @@ class Shared(NoOperand):
             self.data.copy_(ty.to_storage(data, self.dtype))
 
 
+class Blocks(Shared):
+    """A view whose first dim is not regular in the tile's rows and columns; one block of it is."""
+
+    def __init__(self, shared: Shared, dtype: DType, sizes: list[int], layout: Any) -> None:
+        super().__init__(shared.allocation, shared.data, dtype, layout)
+        self._shared, self._sizes = shared, sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._sizes)
+
+    def index(self, index: int) -> Shared:
+        if not 0 <= int(index) < self._sizes[0]:
+            raise ModelError(f"{state.where()} takes stage {int(index)} of {self}.")
+        inner = self._sizes[1:]
+        return self._shared._looked_up(
+            self.dtype, inner, self.layout, int(index) * math.prod(inner) * self.dtype.itemsize
+        )
+
+    @property
+    def region(self) -> Region:
+        raise ModelError(f"{state.where()} uses {self} as a whole; take index(i) of it.")
+
+    def value(self) -> torch.Tensor:
+        raise ModelError(f"{state.where()} uses {self} as a whole; take index(i) of it.")
+
+    def _view(self, data: torch.Tensor) -> Shared:
+        raise ModelError(f"{state.where()} takes a part of {self}; take index(i) of it.")
+
+
 def allocate_shared_memory(element_ty: DType, shape: Any, layout: Any, value: Any = None) -> Shared:
     sizes = shape_of(shape)
     count = math.prod(sizes) * element_ty.itemsize
     raw = torch.full((count,), _POISON, dtype=torch.uint8, device=state.machine().device)
-    allocation = Allocation(raw, f"shared{len(state.machine().allocations)}")
+    home = (tuple(sizes), element_ty.itemsize, key_of(layout))
+    allocation = Allocation(raw, f"shared{len(state.machine().allocations)}", home)
     state.machine().allocations.append(allocation)
     shared = Shared(allocation, raw.view(element_ty.storage).view(sizes), element_ty, layout)
     if value is not None:

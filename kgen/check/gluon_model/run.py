@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from . import state
 from . import types as ty
 from .machine import Machine
 from .memory import GlobalMemory
+from .scheduler import Scheduler
 from .simulator import Simulator
 from .source import constexpr_names, load
 from .tracer import Trace, Tracer, unlike
@@ -29,19 +31,24 @@ def run_module(
     *,
     kernel: str = "attention_kernel",
     num_warps: int = 4,
+    num_ctas: int = 1,
     api: str = "3.6",
 ) -> None:
     """Execute `kernel` of the module `text` for every program of `grid`; outputs among `args` are written in place.
 
     args: the positional run-time arguments (tensors, ints, floats), as the launcher passes them; constants: the constexpr
-    ones by name. seed: which interleaving of the partitions. api: whose names exist, Triton "3.6" or "3.9".
+    ones by name. seed: which interleaving of the partitions. num_ctas: 2 makes a program a cluster of two CTAs. api: whose
+    names exist, Triton "3.6" or "3.9".
     """
     function = load(text, api)[kernel]
     memory = GlobalMemory()
     for program in itertools.product(*(range(n) for n in grid)):
-        machine = Simulator(memory, tuple(grid), program, num_warps, seed)
-        machine.api = api
-        _call(machine, function, args, constants)
+        ctas = [Simulator(memory, tuple(grid), program, num_warps, seed, rank) for rank in range(num_ctas)]
+        _pair(ctas, api)
+        scheduler = Scheduler(ctas[0].rng)
+        for cta in ctas:
+            cta.scheduler = scheduler
+        scheduler.run(ctas, [partial(_call, cta, function, args, constants) for cta in ctas])
 
 
 def trace_module(
@@ -53,24 +60,41 @@ def trace_module(
     *,
     kernel: str = "attention_kernel",
     num_warps: int = 4,
+    num_ctas: int = 1,
     api: str = "3.6",
 ) -> list[Trace]:
-    """The events of each partition of one program, without values; scalar loads (lengths) read `args` all the same."""
+    """The events of each partition of one program, without values; scalar loads (lengths) read `args` all the same. Of a cluster:
+    the partitions of CTA 0, then those of CTA 1."""
 
-    def traced(holds: bool) -> Tracer:
-        machine = Tracer(GlobalMemory(), tuple(grid), tuple(program), num_warps, 0, holds=holds)
-        machine.api = api
-        _call(machine, load(text, api)[kernel], args, constants)
-        return machine
+    def traced(holds: bool) -> list[Tracer]:
+        memory = GlobalMemory()
+        ctas = [
+            Tracer(memory, tuple(grid), tuple(program), num_warps, 0, rank, holds=holds) for rank in range(num_ctas)
+        ]
+        _pair(ctas, api)
+        for cta in ctas:
+            with state.running(cta):
+                _call(cta, load(text, api)[kernel], args, constants)
+        return ctas
 
-    machine = traced(True)
-    if machine.decided:
-        line = unlike(machine, traced(False))
-        if line is not None:
-            raise ModelError(
-                f"Control flow depends on tensor data, and with it more than plain accesses (line {line})."
-            )
-    return machine.traces
+    machines = traced(True)
+    if any(machine.decided for machine in machines):
+        for machine, bare in zip(machines, traced(False), strict=True):
+            line = unlike(machine, bare)
+            if line is not None:
+                raise ModelError(
+                    f"Control flow depends on tensor data, and with it more than plain accesses (line {line})."
+                )
+    return [trace for machine in machines for trace in machine.addressed()]
+
+
+def _pair(ctas: Sequence[Machine], api: str) -> None:
+    for cta in ctas:
+        cta.api = api
+    if len(ctas) > 2:
+        raise ModelError("A cluster of more than two CTAs is not modelled.")
+    if len(ctas) == 2:
+        ctas[0].peer, ctas[1].peer = ctas[1], ctas[0]
 
 
 def _call(machine: Machine, function: Callable[..., Any], args: Sequence[Any], constants: Mapping[str, Any]) -> None:
@@ -88,8 +112,7 @@ def _call(machine: Machine, function: Callable[..., Any], args: Sequence[Any], c
     missing = [n for n, p in inspect.signature(function).parameters.items() if n not in given and p.default is p.empty]
     if missing:
         raise ModelError(f"{function.__name__} is called without {', '.join(missing)}.")
-    with state.running(machine):
-        function(**given)
+    function(**given)
 
 
 def _argument(machine: Machine, name: str, value: Any) -> Any:

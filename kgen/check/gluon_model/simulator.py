@@ -1,83 +1,120 @@
-"""Runs a program: every partition is a thread, one of them moves at a time, a seeded scheduler switches at barriers.
+"""Runs a CTA of a program: every partition is a thread, one of them moves at a time, a seeded scheduler switches at barriers.
 
 Background work is as late or as early as the seed says: a copy lands at its issue or just before its arrive fires, a wgmma
-reads its operands at its issue or at the wait that retires it, and an arrive of cp.async fires at any later time, in order.
+reads its operands at its issue or at the wait that retires it, an arrive of cp.async fires at any later time, in order, and
+what is said to the other CTA of a cluster comes there at any later time, in no order.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from . import state
-from .machine import Barrier, Machine, Partition
-from .memory import Shared
+from .machine import Barrier, Machine, Place
+from .memory import Region, Shared
+from .scheduler import Agent, Deadlock, Delivery, Scheduler
 from .types import ModelError
 
 
-class Deadlock(ModelError):
-    pass
-
-
-class _Abort(BaseException):
-    """Unwinds the threads of a run that failed elsewhere."""
-
-
-class _Agent:
-    """The thread of one partition and what it waits for."""
-
-    def __init__(self, partition: Partition, body: Callable[[], Any]) -> None:
-        self.partition = partition
-        self.body = body
-        self.turn = threading.Semaphore(0)
-        self.waits: tuple[Barrier, int] | None = None
-        self.arrivals: list[tuple[list[Callable[[], None]], Barrier]] = []  # of cp.async, oldest first
-        self.done = False
-        self.error: BaseException | None = None
-        self.result: Any = None
-
-    @property
-    def ready(self) -> bool:
-        return not self.done and (self.waits is None or self.waits[0].passed(self.waits[1]))
-
-
 class Simulator(Machine):
+    scheduler: Scheduler
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._agents: list[_Agent] = []
-        self._back = threading.Semaphore(0)
-        self._aborting = False
-        self._sticky = self.rng.choice((0.0, 0.5, 0.9))  # how often the same partition goes on
+        self._agents: list[Agent] = []
         self._lazy = self.rng.choice((0.0, 0.5, 1.0))  # how much of the background work is late
-
-    def _agent(self) -> _Agent | None:
-        own = state.partition()
-        return next((agent for agent in self._agents if agent.partition is own), None)
 
     # ---------------------------------------------------------------------------------- barriers
 
     def wait(self, barrier: Barrier, parity: int) -> None:
-        agent = self._agent()
-        if agent is None:
+        if state.partition() is None:
             if not barrier.passed(parity):
                 raise Deadlock(f"The kernel waits for {barrier.name} before there are partitions.")
             return
-        agent.waits = (barrier, parity)
-        self._switch(agent)
-        agent.waits = None
+        self.scheduler.wait(barrier, parity)
 
     def arrive(self, barrier: Barrier, count: int) -> None:
         barrier.arrive(count)
-        agent = self._agent()
-        if agent is not None:
-            self._switch(agent)
+        self._switch()
 
-    def _switch(self, agent: _Agent) -> None:
-        self._back.release()
-        agent.turn.acquire()
-        if self._aborting:
-            raise _Abort
+    def expect(self, barrier: Barrier, size: int) -> None:
+        barrier.arrive(1, size)
+        self._switch()
+
+    def _switch(self) -> None:
+        if state.partition() is not None:
+            self.scheduler.switch()
+
+    # ---------------------------------------------------------------------------------- the other CTA
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._agents) and all(agent.done for agent in self._agents)
+
+    def _reach(self, what: str) -> Simulator:
+        """The other CTA, if it is there to be spoken to."""
+        peer = self.peer
+        assert isinstance(peer, Simulator)
+        if self.meeting is None or not self.meeting.completed:
+            raise ModelError(f"{state.where()} {what} before both CTAs have met: its barriers may not exist yet.")
+        if peer.ended:
+            raise ModelError(f"{state.where()} {what}, but CTA {peer.rank} has ended.")
+        return peer
+
+    def meet(self) -> None:
+        assert self.meeting is not None
+        self.scheduler.own.meet_deliveries()
+        parity = self.meeting.completed & 1
+        self.meeting.arrive(1)
+        self.scheduler.wait(self.meeting, parity)
+
+    def arrive_at_peer(self, at: Place) -> None:
+        self._reach("arrives at a barrier of the other CTA")
+        partition = self.partition.name
+
+        def finish() -> None:
+            barrier = self._barrier_there(at, f"has an arrival of {partition} on its way to the other CTA")
+            barrier.arrive(1)
+
+        self._deliver(finish, True)
+
+    def _barrier_there(self, at: Place, what: str) -> Barrier:
+        peer = self._reach(what)
+        number, offset = at
+        return peer.barriers[id(peer.allocations[number]), offset // 8]
+
+    def copy_to_peer(self, rows: Region, barrier: Place) -> None:
+        peer = self._reach(f"copies {rows.allocation.name} to the other CTA")
+        number = next(i for i, allocation in enumerate(self.allocations) if allocation is rows.allocation)
+        source, target = (
+            torch.as_strided(machine.allocations[number].bytes, rows.shape, rows.strides, rows.offset)
+            for machine in (self, peer)
+        )
+        before = source.clone()
+        what = f"has a copy of {rows.allocation.name} by {self.partition.name} on its way"
+        if self._late():
+            target.copy_(source)
+
+        def finish() -> None:
+            there = self._barrier_there(barrier, what)
+            if self.ended:
+                raise ModelError(f"{state.where()} {what}, but CTA {self.rank}, which it reads, has ended.")
+            if not torch.equal(source, before):
+                raise ModelError(f"{state.where()} {what}, but its source has changed since it was issued.")
+            target.copy_(source)
+            there.land(source.numel())
+
+        self._deliver(finish, False)
+
+    def _deliver(self, finish: Callable[[], None], ordered: bool) -> None:
+        if self._late():
+            self.scheduler.own.deliveries.append(Delivery(finish, ordered))
+        else:
+            finish()
+        self._switch()
 
     # ---------------------------------------------------------------------------------- background work
 
@@ -101,12 +138,17 @@ class Simulator(Machine):
         if increment:
             barrier.pending += own.threads
         copies, own.copies = own.copies, []
-        agent = self._agent()
-        if agent is None:
-            _fire((copies, barrier), own)
+
+        def fire() -> None:
+            for finish in copies:
+                finish()
+            barrier.arrive(own.threads)
+
+        if state.partition() is None:
+            fire()
             return
-        agent.arrivals.append((copies, barrier))
-        self._switch(agent)
+        self.scheduler.own.arrivals.append(fire)
+        self._switch()
 
     def commit_copies(self) -> None:
         own = self.partition
@@ -139,87 +181,19 @@ class Simulator(Machine):
         while len(self.partition.bulk) > outstanding:
             self.partition.bulk.pop(0)()
 
-    # ---------------------------------------------------------------------------------- scheduling
+    # ---------------------------------------------------------------------------------- partitions
 
     def specialize(self, functions: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], warps: Sequence[int]) -> Any:
         partitions = self.partitions_of(functions, warps)
         self._agents = [
-            _Agent(partition, lambda f=function, a=arguments: f(*a))  # type: ignore[misc]
+            Agent(self, partition, lambda f=function, a=arguments: self._partition(f, a))  # type: ignore[misc]
             for partition, (function, arguments) in zip(partitions, functions, strict=True)
         ]
-        threads = [threading.Thread(target=self._body, args=(agent,), daemon=True) for agent in self._agents]
-        for thread in threads:
-            thread.start()
-        try:
-            self._schedule()
-        finally:
-            self._aborting = True
-            for agent in self._agents:
-                agent.turn.release()
-            for thread in threads:
-                thread.join()
-        result = self._agents[0].result
-        self._agents = []
-        self._aborting = False
+        return self.scheduler.fork(self._agents)
+
+    def _partition(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        result = function(*arguments)
+        self.wait_bulk(0)
+        if self.partition.in_flight:
+            raise ModelError(f"{state.where()} ends with wgmma in flight.")
         return result
-
-    def _body(self, agent: _Agent) -> None:
-        agent.turn.acquire()
-        if self._aborting:
-            return
-        state.set_partition(agent.partition)
-        try:
-            agent.result = agent.body()
-            self.wait_bulk(0)
-            if agent.partition.in_flight:
-                raise ModelError(f"{state.where()} ends with wgmma in flight.")
-        except _Abort:
-            return
-        except BaseException as error:  # noqa: BLE001 - raised again by the scheduler, in the caller's thread
-            agent.error = error
-        agent.done = True
-        self._back.release()
-
-    def _schedule(self) -> None:
-        current: _Agent | None = None
-        while True:
-            ready = [agent for agent in self._agents if agent.ready]
-            firing = [agent for agent in self._agents if agent.arrivals]
-            if not ready and not firing:
-                if all(agent.done for agent in self._agents):
-                    return
-                raise Deadlock(self._who_waits())
-            if current in ready and self.rng.random() < self._sticky:
-                chosen = current
-            else:
-                pick = self.rng.randrange(len(ready) + len(firing))
-                if pick >= len(ready):
-                    owner = firing[pick - len(ready)]
-                    _fire(owner.arrivals.pop(0), owner.partition)
-                    continue
-                chosen = current = ready[pick]
-            assert chosen is not None
-            chosen.turn.release()
-            self._back.acquire()
-            if chosen.error is not None:
-                raise chosen.error
-
-    def _who_waits(self) -> str:
-        parts = []
-        for agent in self._agents:
-            if agent.waits is None:
-                parts.append(f"{agent.partition.name} has ended")
-                continue
-            barrier, parity = agent.waits
-            parts.append(
-                f"{agent.partition.name} waits for parity {parity} of {barrier.name} ({barrier.completed} phases "
-                f"complete, {barrier.pending} of {barrier.count} arrivals missing)"
-            )
-        return "Deadlock: " + "; ".join(parts) + "."
-
-
-def _fire(arrival: tuple[list[Callable[[], None]], Barrier], partition: Partition) -> None:
-    copies, barrier = arrival
-    for finish in copies:
-        finish()
-    barrier.arrive(partition.threads)

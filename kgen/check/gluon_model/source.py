@@ -16,6 +16,7 @@ from typing import Any
 
 from . import elementwise, hopper, language, state
 from . import types as ty
+from .cluster import replace_helpers
 from .layouts import LAYOUTS
 from .memory import Shared, allocate_shared_memory
 from .tracer import KERNEL_FILE
@@ -157,6 +158,7 @@ def load(text: str, api: str = "3.6") -> dict[str, Any]:
     namespace[_NAMED] = _named
     namespace[_NUMBER] = lambda value: Scalar(value, ty.int32 if -(2**31) <= value < 2**31 else ty.int64)
     exec(compiled(text), namespace)
+    replace_helpers(namespace)
     return namespace
 
 

@@ -1,6 +1,6 @@
-"""What the running kernel is part of: the machine (a simulator or a tracer), the program's number, the partition.
+"""What the running kernel is part of: the machine (a simulator or a tracer, one per CTA), the program's number, the partition.
 
-Only one partition runs at any moment, but each has a thread of its own; the partition is therefore thread-local.
+Only one partition runs at any moment, but each has a thread of its own; both are therefore thread-local.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from .types import ModelError
 if TYPE_CHECKING:
     from .machine import Machine
 
-_current: list[Machine] = []
 _local = threading.local()
 
 
+def _stack() -> list[Machine]:
+    if not hasattr(_local, "machines"):
+        _local.machines = []
+    machines: list[Machine] = _local.machines
+    return machines
+
+
 def machine() -> Machine:
-    if not _current:
+    current = _stack()
+    if not current:
         raise ModelError("A device function was called outside run_module.")
-    return _current[-1]
+    return current[-1]
 
 
 class running:  # noqa: N801
@@ -30,10 +37,10 @@ class running:  # noqa: N801
         self._machine = current
 
     def __enter__(self) -> None:
-        _current.append(self._machine)
+        _stack().append(self._machine)
 
     def __exit__(self, *_: Any) -> None:
-        _current.pop()
+        _stack().pop()
 
 
 def set_partition(partition: Any) -> None:

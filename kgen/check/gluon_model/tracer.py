@@ -11,16 +11,17 @@ the first stands for both, and for every mixture: what such a branch adds may be
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from . import state
-from .machine import Barrier, Machine
+from .machine import Barrier, Machine, Place
 from .memory import Region, Shared
 
 KERNEL_FILE = "<kernel>"
@@ -33,14 +34,21 @@ class Event:
     wait (barrier, number: parity), arrive (barrier, number: count), fire (barrier, number: count; happens in the background,
     after the copies that were begun before), read and write (region; from `begin` to `end`, or for copies from `begin` to the
     next fire). number of begin and end is that of the access.
+
+    In a cluster: expect (barrier; arrives once, and the phase waits for `size` bytes), post (barrier of the other CTA: one arrival
+    there, at any later time), send (a copy from region to target, the same of the other CTA, whose barrier counts its `size` bytes;
+    at any later time), meet (barrier: of all partitions of both CTAs; number: parity of the meeting).
     """
 
-    kind: str  # "wait", "arrive", "fire", "begin", "end", "copy", "copied"
+    kind: str  # "wait", "arrive", "fire", "begin", "end", "copy", "copied", "expect", "post", "send", "meet"
     site: int
     barrier: Barrier | None = None
     number: int = 0
     region: Region | None = None
     writes: bool = False
+    size: int = 0
+    target: Region | None = None
+    place: Place | None = None  # of a barrier of the other CTA, which may not exist yet
 
 
 @dataclass
@@ -49,6 +57,7 @@ class Trace:
 
     name: str
     events: list[Event] = field(default_factory=list)
+    cta: int = 0
 
 
 def _site() -> int:
@@ -69,7 +78,7 @@ class Tracer(Machine):
         self._accesses = 0
         self._told: dict[Region, list[torch.Tensor]] = defaultdict(list)
         self._heard: dict[tuple[str, Region], int] = defaultdict(int)
-        self._trace = Trace("the kernel")
+        self._trace = Trace("the kernel", cta=self.rank)
 
     def _add(self, kind: str, **fields: Any) -> None:
         self._trace.events.append(Event(kind, _site(), **fields))
@@ -92,6 +101,37 @@ class Tracer(Machine):
 
     def arrive(self, barrier: Barrier, count: int) -> None:
         self._add("arrive", barrier=barrier, number=count)
+
+    def expect(self, barrier: Barrier, size: int) -> None:
+        self._add("expect", barrier=barrier, number=1, size=size)
+
+    def meet(self) -> None:
+        meetings = sum(event.kind == "meet" for event in self._trace.events)
+        self._add("meet", barrier=self.meeting, number=meetings & 1)
+
+    def arrive_at_peer(self, at: Place) -> None:
+        self._add("post", number=1, place=at)
+
+    def copy_to_peer(self, rows: Region, barrier: Place) -> None:
+        self._add("send", region=rows, size=math.prod(rows.shape), place=barrier)
+
+    def addressed(self) -> list[Trace]:
+        """The traces, with what they do in the other CTA, once that is traced too."""
+        peer = self.peer
+        for trace in self.traces if isinstance(peer, Tracer) else ():
+            assert peer is not None
+            for i, event in enumerate(trace.events):
+                if event.place is not None:
+                    number, offset = event.place
+                    barrier = peer.barriers[id(peer.allocations[number]), offset // 8]
+                    target = event.region and replace(
+                        event.region, allocation=peer.allocations[self._number(event.region)]
+                    )
+                    trace.events[i] = replace(event, barrier=barrier, target=target)
+        return self.traces
+
+    def _number(self, region: Region) -> int:
+        return next(i for i, allocation in enumerate(self.allocations) if allocation is region.allocation)
 
     def read(self, shared: Shared) -> None:
         self._end([self._begin(shared, False)])
@@ -152,7 +192,7 @@ class Tracer(Machine):
         result: Any = None
         before = self._trace
         partitions = self.partitions_of(functions, warps)
-        self.traces += [Trace(partition.name) for partition in partitions]
+        self.traces += [Trace(partition.name, cta=self.rank) for partition in partitions]
         # the last first: producers come last, and tell the others what to do
         for i in reversed(range(len(partitions))):
             partition, (function, arguments) = partitions[i], functions[i]
@@ -206,7 +246,7 @@ def _step(machine: Tracer, event: Event) -> tuple[Any, ...]:
     """What an event does and to what, told alike in two traces of a kernel. Numbers of accesses are not."""
     barrier = None if event.barrier is None else event.barrier.name
     if event.region is None:
-        return (event.kind, event.site, event.writes, barrier)
+        return (event.kind, event.site, event.writes, barrier, event.place, event.size)
     r = event.region
-    place = next(i for i, allocation in enumerate(machine.allocations) if allocation is r.allocation)
-    return (event.kind, event.site, event.writes, barrier, place, r.offset, r.shape, r.strides, r.itemsize)
+    at = (machine._number(r), r.offset, r.shape, r.strides, r.itemsize)
+    return (event.kind, event.site, event.writes, barrier, event.place, event.size, *at)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import torch
 
@@ -18,6 +18,9 @@ from . import types as ty
 from .types import DType, ModelError
 
 Value = Union["Tensor", "Scalar", int, float, bool]
+Made = TypeVar("Made")
+Split = tuple[int, int] | None
+"""How the CTAs of a cluster share a block out: see `cluster.split_of`."""
 
 
 class Scalar(int):
@@ -86,6 +89,7 @@ class Tensor:
         return self.dtype
 
     layout = None  # inert
+    split: Split = None
 
     @property
     def T(self) -> Tensor:  # noqa: N802
@@ -95,33 +99,48 @@ class Tensor:
         if fp_downcast_rounding not in (None, "rtne"):
             raise ModelError(f"The rounding {fp_downcast_rounding!r} is not modelled; only to nearest even is.")
         change = ty.bitcast if bitcast else ty.convert
-        return Tensor(change(self.data, self.dtype, dtype), dtype)
+        return share(Tensor(change(self.data, self.dtype, dtype), dtype), self)
 
     cast = to
 
     def reshape(self, *shape: Any) -> Tensor:
         sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
+        self.must_be_whole("reshapes")
         return Tensor(self.data.reshape(sizes), self.dtype)
 
     def permute(self, *dims: Any) -> Tensor:
         order = dims[0] if len(dims) == 1 else dims
+        self.must_be_whole("permutes")
         return Tensor(self.data.permute([int(d) for d in order]), self.dtype)
 
     trans = permute
 
     def expand_dims(self, axis: int) -> Tensor:
-        return Tensor(self.data.unsqueeze(axis), self.dtype)
+        made = Tensor(self.data.unsqueeze(axis), self.dtype)
+        if self.split is not None:
+            axis = axis if axis >= 0 else axis + made.data.dim()
+            made.split = (self.split[0] + (axis <= self.split[0]), self.split[1])
+        return made
+
+    def must_be_whole(self, verb: str) -> None:
+        if self.split is not None:
+            raise ModelError(f"{state.where()} {verb} a block of which each CTA has its own part.")
 
     def broadcast_to(self, *shape: Any) -> Tensor:
         sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
-        return Tensor(self.data.expand(sizes), self.dtype)
+        return share(Tensor(self.data.expand(sizes), self.dtype), self)
 
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)
         if not all(k is None or k == slice(None) for k in keys):
             raise ModelError(f"A tensor is indexed with {key!r}; only None and : are possible.")
         data: torch.Tensor = self.data[keys]
-        return Tensor(data, self.dtype)
+        made = Tensor(data, self.dtype)
+        if self.split is not None:
+            kept = [i for i, k in enumerate(keys) if k is not None]
+            dim = self.split[0]
+            made.split = (kept[dim] if dim < len(kept) else dim + len(keys) - len(kept), self.split[1])
+        return made
 
     def __bool__(self) -> bool:
         if self.data.is_meta:
@@ -134,10 +153,21 @@ class Tensor:
         return f"Tensor({self.dtype}, {list(self.shape)})"
 
     def __neg__(self) -> Tensor:
-        return Tensor(ty.cut(-self.data, self.dtype), self.dtype)
+        return share(Tensor(ty.cut(-self.data, self.dtype), self.dtype), self)
 
     def __invert__(self) -> Tensor:
-        return Tensor(ty.cut(~self.data, self.dtype), self.dtype)
+        return share(Tensor(ty.cut(~self.data, self.dtype), self.dtype), self)
+
+
+def share(result: Made, *operands: Any) -> Made:
+    """The result of an operation element by element; CTAs share it out as they do an operand."""
+    for operand in operands:
+        split = getattr(operand, "split", None)
+        if split is not None and isinstance(result, Tensor):
+            if result.split not in (None, split):
+                raise ModelError(f"{state.where()} combines blocks that are shared out to CTAs in different ways.")
+            result.split = split
+    return result
 
 
 class NoOperand:
@@ -316,10 +346,10 @@ def _install() -> None:
     """The operators. Set after the classes, because they share these functions."""
 
     def forward(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        return lambda self, other: function(name, self, other)
+        return lambda self, other: share(function(name, self, other), self, other)
 
     def backward(name: str) -> Callable[..., Any]:
-        return lambda self, other: binary(name, other, self)
+        return lambda self, other: share(binary(name, other, self), self, other)
 
     words = {"and": "and", "or": "or", "xor": "xor", "shl": "lshift", "shr": "rshift"}
     for name in (*_INTS, "truediv"):
