@@ -25,20 +25,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .gluon_model import Trace
-from .protocol_agents import Access, Agent, Tables, agents_of, atoms_of, conflicts_of
+from .protocol_agents import Access, Agent, Fault, Tables, agents_of, atoms_of, conflicts_of
+from .protocol_order import Order
 
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong, in a sentence. kind: deadlock, race, lapped, arrivals or own."""
-
-    kind: str
-    sentence: str
+__all__ = ["Fault", "Protocol", "Verdict", "check_protocol"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first fault that was found, or None after all states."""
+    """The first fault that was found, or None after all states. `states`: how many; of a proof, its steps."""
 
     fault: Fault | None
     states: int
@@ -54,17 +49,25 @@ class Protocol:
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = traces
         self._atoms = atoms_of(traces)
-        self._conflicts = conflicts_of(agents_of(traces, self._atoms))
+        self._cluster = any(trace.cta for trace in traces)
+        self._conflicts = {} if self._cluster else conflicts_of(agents_of(traces, self._atoms))
 
     def check(self, without: Collection[int] = (), limit: int = 2_000_000) -> Verdict:
         """Explore all interleavings. `without`: lines of the kernel's text whose barrier operations are left out, as if they
-        had been deleted. More than `limit` states raise a ValueError: choose fewer tiles or items."""
+        had been deleted. More than `limit` states raise a ValueError: choose fewer tiles or items. Of a cluster: see `order`."""
+        if self._cluster:
+            return self.order(without)
         agents = agents_of(self._traces, self._atoms, without)
         for agent in agents:
             fault = _own_fault(agent)
             if fault:
                 return Verdict(fault, 0)
         return _Search(agents, Tables(agents, self._conflicts), limit).run()
+
+    def order(self, without: Collection[int] = ()) -> Verdict:
+        """The same by a proof (`protocol_order`), whose cost grows with the steps, not with the interleavings."""
+        order = Order(self._traces, self._atoms, without)
+        return Verdict(order.check(), len(order.steps))
 
 
 def check_protocol(traces: Sequence[Trace], without: Collection[int] = ()) -> Verdict:

@@ -15,6 +15,14 @@ from .gluon_model import Barrier, Event, Region, Trace
 FOREVER = 1 << 30
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, in a sentence. kind: deadlock, race, lapped, arrivals or own; of a cluster also early or ended."""
+
+    kind: str
+    sentence: str
+
+
 @dataclass
 class Access:
     """A use of some atoms of shared memory, from segment `begin` to `end` of its partition; `event` and `end_event` are
@@ -50,21 +58,23 @@ class Agent:
     fires: list[Event] = field(default_factory=list)
 
 
-_Key = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+Atoms = dict[Key, int]
 
 
-def _key(region: Region) -> _Key:
+def key_of(region: Region) -> Key:
     return (id(region.allocation), region.offset, region.shape, region.strides, region.itemsize)
 
 
-def atoms_of(traces: Sequence[Trace]) -> dict[_Key, int]:
+def atoms_of(traces: Sequence[Trace]) -> Atoms:
     """Each region as a set of atoms (bits): bytes that no region of the traces tells apart are one atom."""
-    allocations: dict[int, dict[_Key, Region]] = {}
+    allocations: dict[int, dict[Key, Region]] = {}
     for trace in traces:
         for event in trace.events:
-            if event.region is not None:
-                allocations.setdefault(id(event.region.allocation), {})[_key(event.region)] = event.region
-    found: dict[_Key, int] = {}
+            for region in (event.region, event.target):
+                if region is not None:
+                    allocations.setdefault(id(region.allocation), {})[key_of(region)] = region
+    found: Atoms = {}
     used = 0
     generator = torch.Generator().manual_seed(0)
     for regions in allocations.values():
@@ -83,7 +93,7 @@ def atoms_of(traces: Sequence[Trace]) -> dict[_Key, int]:
     return found
 
 
-def agents_of(traces: Sequence[Trace], atoms: dict[_Key, int], without: Collection[int] = ()) -> list[Agent]:
+def agents_of(traces: Sequence[Trace], atoms: Atoms, without: Collection[int] = ()) -> list[Agent]:
     """One agent per partition; barrier operations of the lines in `without` are left out. That changes segments, but not
     which accesses there are."""
     return [_agent(trace, atoms, without) for trace in traces]
@@ -104,7 +114,7 @@ def conflicts_of(agents: list[Agent]) -> dict[tuple[int, int], list[tuple[int, i
     }
 
 
-def _agent(trace: Trace, atoms: dict[_Key, int], without: Collection[int]) -> Agent:
+def _agent(trace: Trace, atoms: Atoms, without: Collection[int]) -> Agent:
     agent = Agent(trace.name)
     by_number: dict[int, Access] = {}
     for at, event in enumerate(trace.events):
@@ -113,7 +123,7 @@ def _agent(trace: Trace, atoms: dict[_Key, int], without: Collection[int]) -> Ag
             assert event.region is not None
             name = event.region.allocation.name
             copy = event.kind == "copy"
-            access = Access(event.site, name, event.writes, atoms[_key(event.region)], segment, at, copy)
+            access = Access(event.site, name, event.writes, atoms[key_of(event.region)], segment, at, copy)
             access.fire = len(agent.fires) if copy else -1
             by_number[event.number] = access
             agent.accesses.append(access)

@@ -105,6 +105,20 @@ def _from_registers(bits: list[Bits], dtype: DType, instances: int, pack: int) -
     return ty.bitcast(raw.to(word.carrier), word, dtype)
 
 
+def _special(register: str) -> int | None:
+    """Registers of the grid, whose CTAs lie side by side in clusters."""
+    machine = state.machine()
+    ctas = 1 if machine.peer is None else 2
+    base, _, axis = register.partition(".")
+    at = "xyz".find(axis or "x")
+    scale = ctas if at == 0 else 1
+    if base == "%ctaid":
+        return machine.program[at] * scale + (machine.rank if at == 0 else 0) if at < len(machine.program) else 0
+    if base == "%nctaid":
+        return machine.grid[at] * scale if at < len(machine.grid) else 1
+    return machine.rank if register == "%cluster_ctarank" else None
+
+
 @dataclass(frozen=True)
 class _Instruction:
     """One statement, or several with the same opcode and guard that do not touch each other's registers (`rows`)."""
@@ -224,7 +238,7 @@ class Program:
             return [self._read(part, registers, instances) for part in _TOKEN.findall(operand[1:-1])]
         if operand in registers:
             return registers[operand]
-        value = number(operand)
+        value = _special(operand) if operand[0] == "%" else number(operand)
         if value is None:
             raise ModelError(
                 f"{state.where()}: {self.function} reads the PTX register {operand}, which was never written."
