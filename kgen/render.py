@@ -22,15 +22,24 @@ import jinja2
 
 from kgen.config import template_root
 from kgen.errors import BuildError, ConfigError
-from kgen.runtime.families import FAMILIES
+from kgen.runtime.families import FAMILIES, Family
 from kgen.runtime.layouts import D_V, LAYOUTS, KvLayout
 from kgen.same_code import known_as
 
 HELPERS = ("combine", "cache_ops", "index_ops")
 """Templates beside the attention families."""
 
+
+def _valid_for(family: Family) -> tuple[str, str]:
+    """Clusters of blocks that compute the same are written against the compiler of Triton 3.6; in 3.9 a barrier that is replicated
+    over a cluster is one barrier for all of its blocks."""
+    if family.gluon:
+        return "3.6", "4.0" if family.ctas == 1 else "3.7"
+    return "3.4", "4.0"
+
+
 TRITON_RANGE = {
-    **{name: ("3.6", "4.0") if family.gluon else ("3.4", "4.0") for name, family in FAMILIES.items()},
+    **{name: _valid_for(family) for name, family in FAMILIES.items()},
     **dict.fromkeys(HELPERS, ("3.4", "4.0")),
 }
 """Triton versions [from, below) that a family's text is valid for."""

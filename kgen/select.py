@@ -147,14 +147,15 @@ def select_entries(
         picks = static.get(_family(spec))
         ranked = _static_entry(spec, _serving(spec.tokens, picks)) if picks else None
         for device in classes:
-            before: TuneRecord | None = None
+            before: list[Candidate] = []
             for tier, families in enumerate(by_tier):
                 buckets = families.get((device, _family(spec)))
                 record = _serving(spec.tokens, buckets) if buckets else None
-                if record is not None and (before is None or record.candidate != before.candidate):
+                if record is not None and record.candidate not in before:
                     tables[tier].append(replace(_measured_entry(spec, record, arch), tier=tier))
-                    before, found = record, True
-            if before is not None and is_gluon(before.candidate) and ranked is not None:
+                    before.append(record.candidate)
+                    found = True
+            if before and all(map(is_gluon, before)) and ranked is not None:
                 tables[-1].append(replace(ranked, tier=len(TIERS) - 1))
         if not found and ranked is not None:
             tables[0].append(ranked)

@@ -19,9 +19,18 @@ def is_gluon(candidate: Candidate) -> bool:
     return family is not None and family.gluon
 
 
+def is_clustered(candidate: Candidate) -> bool:
+    """Whether a candidate is launched in clusters of blocks, for which the range of Tritons is narrower than for other Gluon."""
+    family = FAMILIES.get(candidate.family)
+    return family is not None and family.ctas > 1
+
+
 TIERS: tuple[Callable[[Candidate], bool], ...] = (
     lambda candidate: True,
     lambda candidate: not is_fp16(candidate),
+    lambda candidate: not is_clustered(candidate),
+    lambda candidate: not is_clustered(candidate) and not is_fp16(candidate),
     lambda candidate: not is_gluon(candidate),
 )
-"""What may serve: anything; a call without a stated scale range; any call and any Triton (and its interpreter)."""
+"""What may serve: anything; a call without a stated scale range; the same two where clusters cannot be launched; any call and any
+Triton (and its interpreter)."""

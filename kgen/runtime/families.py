@@ -54,6 +54,7 @@ FAMILIES = {
         Family("sm90_ws_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_rs_fp8", ("v32", "v4"), ("sm90",), True),
+        Family("sm90_cluster_fp8", ("v32", "v4"), ("sm90",), True, ctas=2, min_heads=65),
         Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kgen.archs import load_arch
+from kgen.runtime.families import FAMILIES
 from kgen.space import spaces_of
 from kgen.starts import GLUON_STARTS, starting_points
 from kgen.types import KernelSpec
@@ -25,6 +26,10 @@ H200 = ARCH.device("h200")
         ("sm90_rs_fp8", KernelSpec("sm90", "v32", 64, 2048, 64, 64), 2, {"bf16", "fp16"}),
         ("sm90_rs_fp8", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 16, {"bf16", "fp16"}),
         ("sm90_rs_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 8, {"bf16", "fp16"}),
+        ("sm90_cluster_fp8", KernelSpec("sm90", "v32", 128, 2048, 64, 4096), 1, {"bf16", "fp16"}),
+        ("sm90_cluster_fp8", KernelSpec("sm90", "v32", 128, 2048, 64, 64), 1, {"bf16", "fp16"}),
+        ("sm90_cluster_fp8", KernelSpec("sm90", "v32", 128, 2048, 64, 16), 4, {"bf16", "fp16"}),
+        ("sm90_cluster_fp8", KernelSpec("sm90", "v4", 128, 128, 64, 1, 1024, 64), 8, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "v32", 16, 2048, 64, 1), 32, {"bf16", "fp16"}),
         ("sm90_few", KernelSpec("sm90", "bf16_d512", 8, 512, 0, 16), 8, {"bf16"}),
     ],
@@ -57,7 +62,8 @@ def test_few_heads_start_where_the_h200_was_fastest(
 @pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
 def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
     assert set(spaces_of(arch)) == {"portable"}
-    assert set(spaces_of("sm90")) == {"portable", "sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8", "sm90_few"}
+    hopper = {"sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8", "sm90_cluster_fp8", "sm90_few"}
+    assert set(spaces_of("sm90")) == hopper | {"portable"}
     assert set(spaces_of("sm90", gluon=False)) == {"portable"}
 
 
@@ -68,3 +74,21 @@ def test_rows_in_registers_start_with_the_fewest_head_blocks(heads: int, block_h
         spec = KernelSpec("sm90", layout, heads, 2048, 64, 64)
         first = starting_points(spec, spaces_of("sm90")["sm90_rs_fp8"], ARCH, H200)[0]
         assert (first["block_h"], first["stages"]) == (block_h, 3 if block_h == 64 else 4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most"), [(1, 16), (16, 16), (66, 4), (67, 3), (132, 2), (133, 1), (263, 1), (4096, 1)]
+)
+def test_splits_of_clusters_are_counted_in_pairs_of_sms(tokens: int, most: int) -> None:
+    """132 SMs hold 66 clusters: four items each at most."""
+    space = spaces_of("sm90")["sm90_cluster_fp8"]
+    spec = KernelSpec("sm90", "v32", 128, 2048, 64, tokens)
+    assert max(int(point["splits"] or 0) for point in space.feasible(spec, ARCH, H200)) == most
+
+
+@pytest.mark.parametrize("heads", [16, 64, 65, 72, 128])
+def test_clusters_are_for_two_head_blocks(heads: int) -> None:
+    """What the space allows is what the look-up may serve."""
+    spec = KernelSpec("sm90", "v4", heads, 128, 64, 64)
+    points = starting_points(spec, spaces_of("sm90")["sm90_cluster_fp8"], ARCH, H200)
+    assert bool(points) == (heads >= FAMILIES["sm90_cluster_fp8"].min_heads)

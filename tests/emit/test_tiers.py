@@ -51,7 +51,7 @@ ALL = [
 
 def test_each_call_gets_the_fastest_that_it_qualifies_for() -> None:
     entries = select_entries(ALL, [ONE], ARCH, HASHES)
-    assert [entry.tier for entry in entries] == [0, 1, 2]
+    assert [entry.tier for entry in entries] == [0, 1, 4]
     assert served(entries, fp16=True) == ("sm90_ws_fp8_v32", "fp16", 10.0)
     assert served(entries) == ("sm90_ws_fp8_v32", "bf16", 12.0)
     assert served(entries, fp16=True, aligned=False) == ("portable_v32_c128", "-", 20.0)
@@ -65,7 +65,26 @@ def test_a_winner_that_serves_every_call_stands_alone() -> None:
 
 def test_a_bf16_winner_leaves_out_the_tier_of_fp16() -> None:
     entries = select_entries([ALL[1], ALL[2], record(ONE, 13.0, "sm90_ws_fp8", "fp16")], [ONE], ARCH, HASHES)
-    assert [(entry.config.get("latent", "-"), entry.tier) for entry in entries] == [("bf16", 0), ("-", 2)]
+    assert [(entry.config.get("latent", "-"), entry.tier) for entry in entries] == [("bf16", 0), ("-", 4)]
+
+
+def test_where_clusters_win_the_best_without_them_is_kept() -> None:
+    """A Triton or a device that cannot launch them takes the other Hopper families, not the portable one."""
+    many = replace(ONE, heads=128)
+    times = {("sm90_cluster_fp8", "fp16"): 8.0, ("sm90_cluster_fp8", "bf16"): 9.0, ("sm90_rs_fp8", "fp16"): 10.0}
+    times |= {("sm90_pair_fp8", "bf16"): 11.0, ("portable", None): 20.0}
+    records = [record(many, us, family, latent) for (family, latent), us in times.items()]
+    entries = select_entries(records, [many], ARCH, HASHES)
+    assert [(entry.tier, entry.provenance.us) for entry in entries] == list(enumerate(times.values()))
+    clusters = [entry for entry in entries if entry.module.startswith("sm90_cluster_fp8")]
+    for fp16, usual, without in ((True, 8.0, 10.0), (False, 9.0, 11.0)):
+        shape = Shape("v32", 128, 2048, 64, 1, fp16=fp16)
+        for left_out, us in (((), usual), (clusters, without)):
+            choice = select(entries, shape, "h200", exclude=left_out)
+            assert choice is not None and choice.entry.provenance.us == us
+    # a winner that every tier takes stands once
+    entries = select_entries([*records, record(many, 7.0, "sm90_rs_fp8", "bf16")], [many], ARCH, HASHES)
+    assert [(entry.tier, entry.provenance.us) for entry in entries] == [(0, 7.0), (4, 20.0)]
 
 
 def test_where_no_portable_kernel_was_timed_the_static_one_serves_the_rest() -> None:
@@ -308,7 +327,7 @@ def test_a_time_at_half_of_the_tokens_makes_no_entry() -> None:
 def test_the_table_text_holds_the_tiers(count: int) -> None:
     entries = select_entries(ALL, [ONE], ARCH, HASHES)
     text = table_text(ARCH, entries)
-    assert text.count("tier=1, ") == 1 and text.count("tier=2, ") == 1
+    assert text.count("tier=1, ") == 1 and text.count("tier=4, ") == 1
     namespace: dict[str, object] = {"__package__": "kgen.runtime.sm90"}
     exec(text.replace("from ..table", "from kgen.runtime.table"), namespace)  # noqa: S102 - our own text
     assert list(namespace["ENTRIES"]) == entries and len(entries) == count  # type: ignore[call-overload]
