@@ -68,6 +68,7 @@ class Graph:
 ID = r"%[\w$.-]+"
 NAME = re.compile(rf"{ID}(?:#\d+)?")
 LOCATION = re.compile(r"\s*loc\(((?:[^()\"]|\"[^\"]*\"|\((?:[^()\"]|\"[^\"]*\")*\))*)\)")
+PTX = re.compile(r'(inline_asm )"(?:[^"\\]|\\.)*"')  # whose registers, as %ctaid, are no values
 RESULTS = re.compile(rf"^({ID}(?::\d+)?(?:, {ID}(?::\d+)?)*) = ")
 
 
@@ -117,7 +118,7 @@ class _Reader:
     def line(self, line: str) -> None:
         places = LOCATION.findall(line)
         where = self.place(places[-1]) if places else "?"
-        line = LOCATION.sub("", line).strip()
+        line = PTX.sub(r"\1", LOCATION.sub("", line)).strip()
         if line.startswith("}"):
             self.close(line)
             return
@@ -514,7 +515,7 @@ class Walk:
 # ---------------------------------------------------------------------------------------------------------- compiling
 
 
-def first_ir(kernel: Any, signature: dict[str, str], constants: dict[str, Any], gluon: bool) -> str:
+def first_ir(kernel: Any, signature: dict[str, str], constants: dict[str, Any], gluon: bool, ctas: int) -> str:
     """The IR after the first stage of Triton's compiler for SM90: inlined and simplified, nothing lowered."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -529,7 +530,7 @@ def first_ir(kernel: Any, signature: dict[str, str], constants: dict[str, Any], 
     source = source_type(fn=kernel, signature=signature, constexprs=constants, attrs={})
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
-    options = backend.parse_options({"num_warps": 4})
+    options = backend.parse_options({"num_warps": 4, "num_ctas": ctas})
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -554,7 +555,7 @@ def look(job: dict[str, Any]) -> dict[str, Any]:
         signature = {
             name: "constexpr" if name in constants else job["types"].get(name, "i32") for name in kernel.arg_names
         }
-        text = first_ir(kernel, signature, constants, job["gluon"])
+        text = first_ir(kernel, signature, constants, job["gluon"], job["ctas"])
         names = [name for name in kernel.arg_names if signature[name] != "constexpr"]
         faults, wide = Walk(read(text), names).faults()
     except Exception as error:  # a planted change may not compile

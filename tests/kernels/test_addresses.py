@@ -49,12 +49,13 @@ class Form:
     constants: dict[str, Any]
     types: dict[str, str]
     gluon: bool = False
+    ctas: int = 1
 
 
 def attention_forms(family: str, layout: str) -> Iterator[Form]:
     """The kernel that splits the keys (of two caches, if the layout knows them), and the one that does neither."""
     space = all_spaces()[family]
-    heads = 16 if family == "sm90_few" else 64
+    heads = max(16 if family == "sm90_few" else 64, FAMILIES[family].min_heads)
     kv, paged = LAYOUTS[layout], LAYOUTS[layout].paged
     chunk = max(chunk_choices(kv)) if family in CHUNK_FAMILIES else 0
     text = render_module(family, layout, ARCH, chunk)
@@ -69,7 +70,7 @@ def attention_forms(family: str, layout: str) -> Iterator[Form]:
             tunables["chunk"] = chunk
         job = attention_job(spec, space.candidate(tunables, dict(vars(usual.launch))), 90)
         name = f"{family} {layout}{' dual' * dual}{' split' * several}"
-        yield Form(name, text, "attention_kernel", dict(job.constants), types, FAMILIES[family].gluon)
+        yield Form(name, text, "attention_kernel", dict(job.constants), types, FAMILIES[family].gluon, FAMILIES[family].ctas)
 
 
 def combine_forms() -> Iterator[Form]:
@@ -109,8 +110,8 @@ class Looker:
         self.count += 1
         path = self.folder / f"looked_at_{self.count}.py"
         path.write_text(form.text)
-        facts = {"kernel": form.kernel, "constants": form.constants, "types": form.types, "gluon": form.gluon}
-        self.process.stdin.write(json.dumps({"path": str(path), **facts}) + "\n")
+        facts = {"path": str(path)} | {k: v for k, v in vars(form).items() if k not in ("name", "text")}
+        self.process.stdin.write(json.dumps(facts) + "\n")
         self.process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
