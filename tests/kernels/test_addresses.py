@@ -70,7 +70,9 @@ def attention_forms(family: str, layout: str) -> Iterator[Form]:
             tunables["chunk"] = chunk
         job = attention_job(spec, space.candidate(tunables, dict(vars(usual.launch))), 90)
         name = f"{family} {layout}{' dual' * dual}{' split' * several}"
-        yield Form(name, text, "attention_kernel", dict(job.constants), types, FAMILIES[family].gluon, FAMILIES[family].ctas)
+        yield Form(
+            name, text, "attention_kernel", dict(job.constants), types, FAMILIES[family].gluon, FAMILIES[family].ctas
+        )
 
 
 def combine_forms() -> Iterator[Form]:
