@@ -14,11 +14,12 @@ import torch
 
 @dataclass
 class Launch:
-    """One launch: the compiled kernel's hash, the grid, and all arguments."""
+    """One launch: the compiled kernel's hash, the grid, all arguments, and how many blocks a cluster has."""
 
     kernel: str
     grid: tuple[int, int, int]
     args: tuple[Any, ...]
+    ctas: int = 1
 
 
 @dataclass
@@ -39,12 +40,12 @@ def install(keep: bool = False) -> Log:
 
     class Launcher:
         def __init__(self, src: Any, metadata: Any) -> None:
-            self._hash = metadata.hash
+            self._hash, self._ctas = metadata.hash, metadata.num_ctas
 
         def __call__(self, x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
             log.count += 1
             if log.keep:  # behind four of Triton's own: packed metadata, launch metadata, two hooks
-                log.launches.append(Launch(self._hash, (x, y, z), rest[4:]))
+                log.launches.append(Launch(self._hash, (x, y, z), rest[4:], self._ctas))
 
     class Utils:
         def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, ...]:

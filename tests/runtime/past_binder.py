@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from bench.host_call import arguments
 from bench.no_launch import Launch, install
@@ -21,6 +23,9 @@ from generated.call import AttentionCall  # noqa: E402
 from generated.kernel import Kernel, passes_all_arguments  # noqa: E402
 from generated.lookup import PACKAGE, serve  # noqa: E402
 from generated.validate import build_call  # noqa: E402
+from kgen.runtime.families import FAMILIES  # noqa: E402
+from kgen.runtime.launch import make_plan  # noqa: E402
+from kgen.runtime.table import Entry, Provenance, Shape, config  # noqa: E402
 
 HERE = target.Target("sm90", "h200", "NVIDIA H200")
 dispatch.target_of = lambda device: HERE
@@ -193,18 +198,41 @@ def a_second_call_goes_past_the_binder() -> int:
     return 2
 
 
+@triton.jit
+def _store(out, X: tl.constexpr):
+    tl.store(out + tl.arange(0, X), tl.program_id(0))
+
+
+def clusters_stay_clusters() -> int:
+    """What `launch.Plan.options` asks for reaches the driver, through the binder and past it."""
+    shape = Shape("v4", 128, 128, 64, 500)
+    tunables = {"block_h": 64, "block_k": 128, "persistent": True, "latent": "bf16"}
+    for family in (FAMILIES["sm90_pair_fp8"], FAMILIES["sm90_cluster_fp8"]):
+        entry = Entry(
+            "v4", False, 128, (128, 128), (0, 0), 64, None, (1, 4096), f"{family.name}_v4", config(4, 1, **tunables),
+            Provenance("measured", "h200"),
+        )  # fmt: skip
+        made = Kernel(_store, (5,), {"X": 128} | make_plan(shape, entry, exact=False).options)
+        LOG.launches.clear()
+        for _ in range(2):
+            made((torch.zeros(128, dtype=torch.int32),))
+        assert made._compiled is not None
+        found = [(each.grid, each.ctas) for each in LOG.launches]
+        assert found == [((5, 1, 1), 2 if "cluster" in family.name else 1)] * 2, family.name
+    return 2
+
+
 CHECKS = (
     one_form_is_one_kernel,
     a_capture_asks_for_what_is_launched,
     launches_are_the_binder_s,
     hooks_go_through_the_binder,
     a_second_call_goes_past_the_binder,
+    clusters_stay_clusters,
 )
 
 
 def main() -> int:
-    import triton
-
     assert passes_all_arguments(), triton.__version__
     failed = 0
     for check in CHECKS:
