@@ -127,7 +127,7 @@ def supports(
     try:
         target = target_of(q.device)
         shape = shape_of(q, kv, indices, kv_layout, extra_kv, extra_indices, scale_range, out, sm_scale)
-        serving = serve(target.arch, target.device_class, shape)
+        serving = serve(target.arch, target.device_class, shape, target.cluster)
         if workspace is not None:
             _check_workspace(workspace, serving.scratch, q.device)
     except Unsupported as error:

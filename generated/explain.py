@@ -9,12 +9,12 @@ import torch
 
 from . import launch
 from .call import AttentionCall
-from .families import MAX_SPLITS, combine_tile
+from .families import combine_tile
 from .layouts import LAYOUTS
 from .lookup import PACKAGE, choose
 from .select import Choice, token_breaks
 from .table import Entry, Shape
-from .target import default_target, known_arch, load_table, target_of
+from .target import MAX_CLUSTER, default_target, known_arch, load_table, target_of
 from .validate import Unsupported, build_call
 
 
@@ -58,10 +58,10 @@ def explain(shape: Shape, *, arch: str | None = None, device_class: str | None =
 
     Raises `Unsupported` when no entry serves the shape, `NoTarget` when there is no device and no arch is named.
     """
-    arch, device_class = _resolve(arch, device_class)
-    choice = choose(arch, device_class, shape)
+    arch, device_class, cluster = _resolve(arch, device_class)
+    choice = choose(arch, device_class, shape, cluster=cluster)
     try:
-        second: Choice | None = choose(arch, device_class, shape, exclude=(choice.entry,))
+        second: Choice | None = choose(arch, device_class, shape, exclude=(choice.entry,), cluster=cluster)
     except Unsupported:
         second = None
     return Explanation(
@@ -84,12 +84,12 @@ def workspace_size(shape: Shape, *, arch: str | None = None, device_class: str |
 
     One buffer of that size may be shared by all layers of a stream. Without `arch`: for the current device.
     """
-    arch, device_class = _resolve(arch, device_class)
+    arch, device_class, cluster = _resolve(arch, device_class)
     forms = [replace(shape, fp16=fp16, aligned=aligned) for fp16 in (False, True) for aligned in (True, False)]
     sizes = (
         launch.scratch_bytes(at, choice.entry, choice.exact)
         for form in forms
-        for at, choice in _up_to(form, arch, device_class)
+        for at, choice in _up_to(form, arch, device_class, cluster)
     )
     return max(sizes, default=0)
 
@@ -109,13 +109,13 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
     launches = 0
     for shape in shapes:
         done = set()
-        for at, choice in _up_to(shape, target.arch, target.device_class):
+        for at, choice in _up_to(shape, target.arch, target.device_class, target.cluster):
             scratch = launch.scratch_bytes(at, choice.entry, choice.exact)
             rows = at.tokens * at.heads
             plan = launch.make_plan(at, choice.entry, choice.exact)
-            # few rows have another merge, and few programs launch theirs early
+            # few rows have another merge, whatever the number of parts, and few programs launch theirs early
             early = launch.merges_early(plan, at.tokens, at.heads)
-            merge = (combine_tile(rows, MAX_SPLITS), early) if scratch else None
+            merge = (combine_tile(rows, 2, plan.parts), early) if scratch else None
             variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
             if variant not in done:
                 done.add(variant)
@@ -133,14 +133,15 @@ def _run_empty(shape: Shape, arch: str, choice: Choice, place: torch.device) -> 
         launch.run(call, arch, choice.entry, choice.exact, None, PACKAGE)
 
 
-def _up_to(shape: Shape, arch: str, device_class: str | None) -> Iterator[tuple[Shape, Choice]]:
+def _up_to(shape: Shape, arch: str, device_class: str | None, cluster: int) -> Iterator[tuple[Shape, Choice]]:
     """Every token count from 1 to `shape.tokens` with its choice."""
     if shape.tokens < 1:
         return
     table = load_table(arch)
     breaks = token_breaks(table.entries if table else (), shape)
     for first, end in zip(breaks, [*breaks[1:], shape.tokens + 1], strict=True):
-        choice = choose(arch, device_class, replace(shape, tokens=first))  # not `serve`: nobody asked for these counts
+        # not `serve`: nobody asked for these counts
+        choice = choose(arch, device_class, replace(shape, tokens=first), cluster=cluster)
         for tokens in range(first, end):
             yield replace(shape, tokens=tokens), choice
 
@@ -179,11 +180,11 @@ def _empty_cache(layout_name: str, page: int, device: torch.device) -> torch.Ten
     return torch.zeros(stride, dtype=torch.uint8, device=device).as_strided((1, page, 1, size), (stride, size, size, 1))
 
 
-def _resolve(arch: str | None, device_class: str | None) -> tuple[str, str | None]:
+def _resolve(arch: str | None, device_class: str | None) -> tuple[str, str | None, int]:
     if arch is not None:
-        return known_arch(arch), device_class
+        return known_arch(arch), device_class, MAX_CLUSTER
     target = default_target()
-    return target.arch, device_class or target.device_class
+    return target.arch, device_class or target.device_class, target.cluster
 
 
 def _shape_words(shape: Shape) -> str:

@@ -32,6 +32,8 @@ class Family:
     (elements; bytes for paged caches), which is what Triton can see, and a positive `sm_scale`.
     `plane`: its programs lie in two dimensions, (token, head block) and split, so that none divides by the split count.
     `counter`: its kernel takes a pointer to one int32 behind the other arguments, which is 0 when it is `dynamic`.
+    `ctas`: blocks of a cluster. Each has a head block of one item, so that a program occupies as many SMs, and a call must have
+    heads for all of them (`min_heads`): a block without heads would do half of the work for nothing.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Family:
     gluon: bool
     plane: bool = False
     counter: bool = False
+    ctas: int = 1
+    min_heads: int = 1
 
 
 FAMILIES = {
@@ -50,23 +54,29 @@ FAMILIES = {
         Family("sm90_ws_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_rs_fp8", ("v32", "v4"), ("sm90",), True),
+        Family("sm90_cluster_fp8", ("v32", "v4"), ("sm90",), True, ctas=2, min_heads=65),
         Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True),
     )
 }
 
 
 @lru_cache(maxsize=1024)
+def known_family(module: str, layout: str) -> Family | None:
+    """The family of an emitted module's name, `<family>_<layout>` with or without `_c<chunk>`; None: it is of no known one."""
+    return FAMILIES.get(module.partition(f"_{layout}")[0])
+
+
 def family_of(module: str, layout: str) -> Family:
-    """The family of an emitted module's name, `<family>_<layout>` with or without `_c<chunk>`."""
-    name = module.partition(f"_{layout}")[0]
-    if name not in FAMILIES:
+    """The family of an emitted module. Raises where there is none."""
+    family = known_family(module, layout)
+    if family is None:
         raise ValueError(f"Module {module!r} is of no family that this package can launch: emit the package again.")
-    return FAMILIES[name]
+    return family
 
 
 def is_gluon(module: str, layout: str) -> bool:
     """Whether an emitted module is of a family that asks for an aligned call and a GPU."""
-    family = FAMILIES.get(module.partition(f"_{layout}")[0])
+    family = known_family(module, layout)
     return family is not None and family.gluon
 
 
@@ -100,11 +110,12 @@ def attention_constants(
 
 def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:
     """Programs of one launch: (token, head block), the block fastest, by split; or items in one dimension, head block fastest,
-    then split, then token, of which a persistent kernel runs one program per SM at most."""
+    then split, then token, of which a persistent kernel runs one program per SM at most. A cluster is one program: its item has
+    as many head blocks as the cluster has blocks, and it occupies as many SMs."""
     if family.plane:
         return (tokens * head_blocks, splits)
-    items = tokens * head_blocks * splits
-    return (min(items, sms) if persistent else items,)
+    items = tokens * -(-head_blocks // family.ctas) * splits
+    return (min(items, max(1, sms // family.ctas)) if persistent else items,)
 
 
 FEW_PROGRAMS = 128
@@ -133,11 +144,22 @@ def merge_starts_early(family: Family, programs: int) -> bool:
     return family.gluon and programs <= EARLY_MERGE_PROGRAMS
 
 
-def combine_tile(rows: int, splits: int) -> tuple[int, int, int]:
-    """(parts that the tile holds, output dims per program, warps) of the merge of `rows` rows of `splits` parts. The parts are
-    rounded up to a power of two. Measured on an H200 (docs/kernels/combine.md): few rows share their dims out; many parts are
-    fastest in halves; else a row is one program of two warps."""
-    parts = max(2, 1 << (splits - 1).bit_length())
-    if rows <= 32:
-        return parts, 128, 1
-    return (parts, 512, 2) if splits < 8 else (parts, 256, 2)
+def part_type(family: Family, tunables: Mapping[str, Any]) -> str:
+    """Type of the parts of a split: fp16, fp32 or bf16. A part is a mean of values, so that where these are in fp16 it is inside
+    fp16's range, and its rounding is a tenth of what is allowed (docs/kernels/combine.md)."""
+    if family.gluon:
+        return "fp16" if tunables.get("latent") == "fp16" else "fp32"
+    return str(tunables.get("partial", "fp32"))
+
+
+def combine_tile(rows: int, splits: int, parts: str = "fp32") -> tuple[int, int, int]:
+    """(parts that the tile holds, output dims per program, warps) of the merge of `rows` rows of `splits` parts of a type. The
+    parts are rounded up to a power of two. Measured on an H200 (docs/kernels/combine.md): few rows share their dims out; else a
+    row is one program of two warps, and many parts of fp32 are fastest in halves. A warp takes 128 dims of fp32 at a time and 256
+    of fp16: with more warps than that the parts are summed up through shared memory."""
+    held = max(2, 1 << (splits - 1).bit_length())
+    if rows <= 32 and held == 64:  # 128 dims of 64 parts would be 256 registers per lane
+        return held, 32, 1
+    if rows <= 32 or (parts == "fp16" and (rows <= 256 or splits > 32)):
+        return held, 128, 1
+    return (held, 512, 2) if splits < 8 or parts == "fp16" else (held, 256, 2)

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from .call import AttentionCall, CacheView
-from .families import Family, attention_constants, combine_tile, family_of, grid_of, merge_starts_early, splits_for
+from .families import (
+    Family,
+    attention_constants,
+    combine_tile,
+    family_of,
+    grid_of,
+    merge_starts_early,
+    part_type,
+    splits_for,
+)
 from .kernel import Kernel, in_cache
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
@@ -45,6 +54,7 @@ class Plan:
     extra_page: int
     dual: bool
     splits: int
+    parts: str = "fp32"  # type of the parts of a split
 
     @cached_property
     def constants(self) -> dict[str, Any]:
@@ -59,6 +69,8 @@ class Plan:
             options["num_stages"] = self.config.num_stages
         if self.config.maxnreg is not None:
             options["maxnreg"] = self.config.maxnreg
+        if self.family.ctas > 1:
+            options["num_ctas"] = self.family.ctas
         return options
 
     def grid(self, call: AttentionCall) -> tuple[int, ...]:
@@ -94,9 +106,10 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
         head_blocks=-(-shape.heads // int(config["block_h"])),
         blocks=-(-shape.topk // block_k) + -(-shape.extra_topk // block_k),
     )
+    family = family_of(entry.module, entry.layout)
     return Plan(
         config=config,
-        family=family_of(entry.module, entry.layout),
+        family=family,
         heads=shape.heads if special else 0,
         topk=shape.topk if special else 0,
         extra_topk=shape.extra_topk if special else 0,
@@ -104,6 +117,7 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
         extra_page=shape.extra_page if special else 0,
         dual=shape.dual,
         splits=splits,
+        parts=part_type(family, dict(config.tunables)),
     )
 
 
@@ -149,8 +163,11 @@ def scratch_bytes(shape: Shape, entry: Entry, exact: bool) -> int:
     return plan_scratch_bytes(make_plan(shape, entry, exact), shape.tokens, shape.heads)
 
 
+_PART_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
 def _part_dtype(plan: Plan) -> torch.dtype:
-    return torch.bfloat16 if plan.config.get("partial", "fp32") == "bf16" else torch.float32
+    return _PART_DTYPES[plan.parts]
 
 
 @lru_cache(maxsize=256)
@@ -235,13 +252,12 @@ def _scratch_tensors(call: AttentionCall, plan: Plan, workspace: torch.Tensor | 
         workspace = torch.empty(0, dtype=torch.uint8, device=call.q.device)  # only types and alignment are looked at
         return (workspace.view(_part_dtype(plan)), workspace.view(torch.float32), workspace.view(torch.float32))
     rows = call.tokens * plan.splits * call.heads
-    if workspace is None and _part_dtype(plan) is torch.float32:  # as below, in fewer steps
-        parts, stats = rows * D_V, _stat_bytes(rows) // 4
+    if workspace is None:  # as below, in fewer steps
+        dtype = _part_dtype(plan)
+        parts, stats = rows * D_V * dtype.itemsize // 4, _stat_bytes(rows) // 4
         whole = torch.empty(parts + 2 * stats, dtype=torch.float32, device=call.q.device)
-        return whole, whole.narrow(0, parts, rows), whole.narrow(0, parts + stats, rows)
-    if workspace is None:
-        size = plan_scratch_bytes(plan, call.tokens, call.heads)
-        workspace = torch.empty(size, dtype=torch.uint8, device=call.q.device)
+        part_out = whole if dtype is torch.float32 else whole.view(dtype)
+        return part_out, whole.narrow(0, parts, rows), whole.narrow(0, parts + stats, rows)
     flat = workspace.view(torch.uint8).flatten()
     at = rows * D_V * _part_dtype(plan).itemsize
     second = at + _stat_bytes(rows)
@@ -300,7 +316,7 @@ def merges_early(plan: Plan, tokens: int, heads: int) -> bool:
 def combine_constants(plan: Plan, call: AttentionCall) -> dict[str, int]:
     """Constants and options of the merge. Launched early, it waits for the parts by itself. Nothing else is launched so: the
     next call's attention kernel, which may write the same scratch, starts when the merge has ended."""
-    parts, dims, warps = combine_tile(call.tokens * call.heads, plan.splits)
+    parts, dims, warps = combine_tile(call.tokens * call.heads, plan.splits, plan.parts)
     options = {"launch_pdl": True} if merges_early(plan, call.tokens, call.heads) else {}
     return options | {
         "BLOCK_S": parts,

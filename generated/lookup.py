@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from . import launch
 from .call import AttentionCall
-from .families import is_gluon
+from .families import is_gluon, known_family
 from .select import Choice, cannot_serve, select
 from .table import Entry, Shape
-from .target import INTERPRETER, Table, Target, load_table
+from .target import INTERPRETER, MAX_CLUSTER, Table, Target, load_table
 from .validate import Unsupported
 
 PACKAGE = __package__ or "generated"
@@ -29,9 +29,9 @@ class Serving(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def serve(arch: str, device_class: str | None, shape: Shape) -> Serving:
+def serve(arch: str, device_class: str | None, shape: Shape, cluster: int = MAX_CLUSTER) -> Serving:
     """The choice for a shape; logs a fallback once. Raises `Unsupported` with every reason when no entry serves."""
-    choice = choose(arch, device_class, shape)
+    choice = choose(arch, device_class, shape, cluster=cluster)
     if choice.fallback is not None:
         _log_once(f"{arch}, layout {shape.layout}, {shape.heads} heads, topk {_topk(shape)}: {choice.fallback}.")
     return Serving(choice, launch.scratch_bytes(shape, choice.entry, choice.exact))
@@ -41,17 +41,20 @@ def serving_of(call: AttentionCall, target: Target) -> Serving:
     """`serve` for a call, kept with its form for as long as the table is the same."""
     memo = call.memo
     if memo is None:
-        return serve(target.arch, target.device_class, launch.call_shape(call))
+        return serve(target.arch, target.device_class, launch.call_shape(call), target.cluster)
     table = load_table(target.arch)
     if memo.serving is None or memo.table is not table or memo.device_class != target.device_class:
-        memo.serving = serve(target.arch, target.device_class, launch.call_shape(call))
+        memo.serving = serve(target.arch, target.device_class, launch.call_shape(call), target.cluster)
         memo.table, memo.device_class = table, target.device_class
     serving: Serving = memo.serving
     return serving
 
 
-def choose(arch: str, device_class: str | None, shape: Shape, exclude: Sequence[Entry] = ()) -> Choice:
-    """`select` on the table of `arch`, without the modules that are not valid for the Triton that is installed."""
+def choose(
+    arch: str, device_class: str | None, shape: Shape, exclude: Sequence[Entry] = (), cluster: int = MAX_CLUSTER
+) -> Choice:
+    """`select` on the table of `arch`, without the modules that are not valid for the Triton that is installed, nor those whose
+    clusters have more than `cluster` blocks."""
     table = load_table(arch)
     if table is None:
         raise Unsupported([f"{PACKAGE} has no table for {arch}. To make one: {tune_command(arch, shape)}"])
@@ -61,7 +64,7 @@ def choose(arch: str, device_class: str | None, shape: Shape, exclude: Sequence[
         choice = select(table.entries, shape, device_class, exclude=out)
         if choice is None:
             break
-        unsuited = _interpreter_problem(choice.entry, device_class)
+        unsuited = _interpreter_problem(choice.entry, device_class) or _cluster_problem(choice.entry, cluster)
         problem = unsuited or _triton_problem(arch, choice.entry.module)
         if problem is None:
             return choice
@@ -117,6 +120,14 @@ def _interpreter_problem(entry: Entry, device_class: str | None) -> str | None:
     """Why an entry's module cannot run in Triton's interpreter, when that is the target; else None."""
     if device_class == INTERPRETER and is_gluon(entry.module, entry.layout):
         return f"{entry.module} is written in Gluon, which Triton's interpreter does not run."
+    return None
+
+
+def _cluster_problem(entry: Entry, cluster: int) -> str | None:
+    """Why an entry's module cannot be launched where a cluster has at most `cluster` blocks; else None."""
+    family = known_family(entry.module, entry.layout)
+    if family is not None and family.ctas > cluster:
+        return f"{entry.module} is launched in clusters of {family.ctas} blocks, for which the device has too few SMs."
     return None
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .families import is_gluon
+from .families import is_gluon, known_family
 from .table import Entry, Shape
 
 Side = tuple[int, int]
@@ -115,6 +115,9 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
             "It copies rows 16 bytes at a time and needs a positive sm_scale; here a pointer or a stride is no multiple of "
             "16, or sm_scale is not positive."
         )
+    family = known_family(entry.module, entry.layout)
+    if family is not None and shape.heads < family.min_heads:
+        return f"Its kernel gives every block of a cluster heads of its own: it needs {family.min_heads} heads, not {shape.heads}."
     return None
 
 

@@ -20,6 +20,9 @@ ARCHS = {(9, 0): "sm90", (10, 0): "sm100", (12, 0): "sm120", (12, 1): "sm121"}
 INTERPRETER = "interpreter"
 """Device class of Triton's interpreter: it runs plain Triton only."""
 
+MAX_CLUSTER = 8
+"""Blocks of a cluster that every device of these archs allows if it has as many SMs (CUDA's portable cluster size)."""
+
 _PACKAGE = __package__ or "generated"
 
 
@@ -29,11 +32,13 @@ class NoTarget(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """Where kernels run. `device_class` None: no class of the arch's table matches the GPU's name."""
+    """Where kernels run. `device_class` None: no class of the arch's table matches the GPU's name. `cluster`: blocks of the
+    largest cluster that it can be asked for, at least; a slice of a GPU may have one SM alone."""
 
     arch: str
     device_class: str | None
     gpu: str
+    cluster: int = MAX_CLUSTER
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,9 @@ def _cuda_target(index: int) -> Target:
     arch = arch_of(torch.cuda.get_device_capability(index))
     gpu = torch.cuda.get_device_name(index)
     table = load_table(arch)
-    return Target(arch, match_device_class(table.device_classes, gpu) if table else None, gpu)
+    sms = torch.cuda.get_device_properties(index).multi_processor_count
+    found = match_device_class(table.device_classes, gpu) if table else None
+    return Target(arch, found, gpu, min(sms, MAX_CLUSTER))
 
 
 def match_device_class(classes: Mapping[str, tuple[str, ...]], gpu: str) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from kgen.archs import ArchSpec
 from kgen.render import module_name, render_module
-from kgen.runtime.families import FAMILIES, attention_constants
+from kgen.runtime.families import FAMILIES, attention_constants, part_type
 from kgen.runtime.layouts import LAYOUTS
 from kgen.types import Candidate, Failure, KernelSpec, ResourceUse
 
@@ -41,7 +41,7 @@ class ProbeJob:
     num_warps: int
     num_stages: int
     maxnreg: int | None
-    part_bf16: bool = False
+    part: str = "fp32"  # type of the parts of a split
 
     @property
     def key(self) -> str:
@@ -69,7 +69,9 @@ def _job_key(job: ProbeJob) -> str:
         job.num_warps,
         job.num_stages,
     ]
-    facts += [job.maxnreg, job.part_bf16, triton.__version__]
+    facts += [job.maxnreg, job.part == "bf16", triton.__version__]
+    if job.part == "fp16":  # so that other keys stay what they were
+        facts.append(job.part)
     if job.family in FAMILIES and FAMILIES[job.family].ctas > 1:  # so that keys of other families stay what they were
         facts.append(FAMILIES[job.family].ctas)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
@@ -92,14 +94,14 @@ def attention_job(spec: KernelSpec, candidate: Candidate, cc: int) -> ProbeJob:
     return ProbeJob(
         candidate.family, spec.layout, candidate.chunk, spec.arch, cc,
         tuple((name, value) for name, value in constants.items() if isinstance(value, (int, bool))),
-        launch.num_warps, launch.num_stages, launch.maxnreg, tunables.get("partial") == "bf16",
+        launch.num_warps, launch.num_stages, launch.maxnreg,
+        part_type(FAMILIES[candidate.family], tunables) if split else "fp32",
     )  # fmt: skip
 
 
-def combine_job(arch: str, cc: int, block_s: int, block_d: int, warps: int) -> ProbeJob:
-    return ProbeJob(
-        "combine", None, 0, arch, cc, (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False)), warps, 2, None
-    )
+def combine_job(arch: str, cc: int, block_s: int, block_d: int, warps: int, part: str = "fp32") -> ProbeJob:
+    constants = (("BLOCK_S", block_s), ("BLOCK_D", block_d), ("UPCAST", False))
+    return ProbeJob("combine", None, 0, arch, cc, constants, warps, 2, None, part)
 
 
 POINTERS = {
@@ -115,7 +117,7 @@ def signature_of(
     """Types and alignment hints of a launch with contiguous, 16-byte aligned tensors, as Triton's launcher derives them."""
     constants = dict(job.constants)
     kv = "*bf16" if job.layout and not LAYOUTS[job.layout].fp8 else "*u8"
-    types = POINTERS | {"kv": kv, "extra_kv": kv, "part_out": "*bf16" if job.part_bf16 else "*fp32"}
+    types = POINTERS | {"kv": kv, "extra_kv": kv, "part_out": f"*{job.part}"}
     signature: dict[str, str] = {}
     attrs: dict[Any, Any] = {}
     skip = set(unaligned)

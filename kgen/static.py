@@ -131,8 +131,14 @@ def vote(wishes: Mapping[KernelSpec, Sequence[ProbeJob]], known: Iterable[ProbeJ
 
 
 def combine_jobs(arch: ArchSpec) -> list[ProbeJob]:
-    """Every merge kernel that a launch may pick: 2 to `MAX_SPLITS` parts, few rows or many."""
-    tiles = [combine_tile(rows, splits) for splits in range(2, MAX_SPLITS + 1) for rows in (1, 1 << 20)]
+    """Every merge kernel that a launch may pick: 2 to `MAX_SPLITS` parts, few rows or many, of fp16 where a Gluon family is."""
+    gluon = any(family.gluon and arch.name in (family.archs or ()) for family in FAMILIES.values())
+    tiles = [
+        (*combine_tile(rows, splits, part), part)
+        for part in ("fp32", *(["fp16"] if gluon else []))
+        for splits in range(2, MAX_SPLITS + 1)
+        for rows in (1, 1 << 20)
+    ]
     return [combine_job(arch.name, arch.cc, *tile) for tile in dict.fromkeys(tiles)]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from . import launch
 from .call import AttentionCall
-from .families import MAX_SPLITS, combine_tile
+from .families import combine_tile
 from .layouts import LAYOUTS
 from .lookup import PACKAGE, choose
 from .select import Choice, token_breaks
@@ -113,9 +113,9 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
             scratch = launch.scratch_bytes(at, choice.entry, choice.exact)
             rows = at.tokens * at.heads
             plan = launch.make_plan(at, choice.entry, choice.exact)
-            # few rows have another merge, and few programs launch theirs early
+            # few rows have another merge, whatever the number of parts, and few programs launch theirs early
             early = launch.merges_early(plan, at.tokens, at.heads)
-            merge = (combine_tile(rows, MAX_SPLITS), early) if scratch else None
+            merge = (combine_tile(rows, 2, plan.parts), early) if scratch else None
             variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
             if variant not in done:
                 done.add(variant)

@@ -144,11 +144,22 @@ def merge_starts_early(family: Family, programs: int) -> bool:
     return family.gluon and programs <= EARLY_MERGE_PROGRAMS
 
 
-def combine_tile(rows: int, splits: int) -> tuple[int, int, int]:
-    """(parts that the tile holds, output dims per program, warps) of the merge of `rows` rows of `splits` parts. The parts are
-    rounded up to a power of two. Measured on an H200 (docs/kernels/combine.md): few rows share their dims out; many parts are
-    fastest in halves; else a row is one program of two warps."""
-    parts = max(2, 1 << (splits - 1).bit_length())
-    if rows <= 32:
-        return parts, 128, 1
-    return (parts, 512, 2) if splits < 8 else (parts, 256, 2)
+def part_type(family: Family, tunables: Mapping[str, Any]) -> str:
+    """Type of the parts of a split: fp16, fp32 or bf16. A part is a mean of values, so that where these are in fp16 it is inside
+    fp16's range, and its rounding is a tenth of what is allowed (docs/kernels/combine.md)."""
+    if family.gluon:
+        return "fp16" if tunables.get("latent") == "fp16" else "fp32"
+    return str(tunables.get("partial", "fp32"))
+
+
+def combine_tile(rows: int, splits: int, parts: str = "fp32") -> tuple[int, int, int]:
+    """(parts that the tile holds, output dims per program, warps) of the merge of `rows` rows of `splits` parts of a type. The
+    parts are rounded up to a power of two. Measured on an H200 (docs/kernels/combine.md): few rows share their dims out; else a
+    row is one program of two warps, and many parts of fp32 are fastest in halves. A warp takes 128 dims of fp32 at a time and 256
+    of fp16: with more warps than that the parts are summed up through shared memory."""
+    held = max(2, 1 << (splits - 1).bit_length())
+    if rows <= 32 and held == 64:  # 128 dims of 64 parts would be 256 registers per lane
+        return held, 32, 1
+    if rows <= 32 or (parts == "fp16" and (rows <= 256 or splits > 32)):
+        return held, 128, 1
+    return (held, 512, 2) if splits < 8 or parts == "fp16" else (held, 256, 2)

@@ -65,7 +65,7 @@ def test_every_form_that_a_launch_may_ask_for_is_compiled() -> None:
     arch = load_arch("sm90")
     jobs = table_jobs(arch)
     tiles = {
-        (constants["BLOCK_S"], constants["BLOCK_D"], job.num_warps)
+        (constants["BLOCK_S"], constants["BLOCK_D"], job.num_warps, job.part)
         for job in jobs
         if job.family == "combine" and (constants := dict(job.constants))
     }
@@ -86,6 +86,6 @@ def test_every_form_that_a_launch_may_ask_for_is_compiled() -> None:
             )
             assert attention_job(spec, candidate, arch.cc) in jobs, (entry, tokens)
             if plan.splits > 1:
-                assert combine_tile(tokens * entry.heads, plan.splits) in tiles
+                assert (*combine_tile(tokens * entry.heads, plan.splits, plan.parts), plan.parts) in tiles
         both += len(forms) == 2
     assert both > 100 and {tile[0] for tile in tiles} == {2, 4, 8, 16, 32, MAX_SPLITS}

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kgen.runtime.families import splits_for
+from kgen.runtime.families import combine_tile, splits_for
 from kgen.runtime.launch import make_plan
 from kgen.runtime.table import Entry, Provenance, Shape, config
 
@@ -60,3 +60,15 @@ def test_keys_that_were_not_split_stay_whole_with_more_tokens() -> None:
     assert [parts(tokens, 64, 1, 128, 128, 512, block_h=64) for tokens in (1, 16, 32, 63, 64, 65, 1000)] == [
         10, 4, 2, 1, 1, 1, 1,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "at_once"), [("fp32", 128), ("fp16", 256)])
+def test_the_merge_has_no_warps_that_would_share_out_the_parts(parts: str, at_once: int) -> None:
+    """A lane loads 16 bytes, so that a warp takes that many dims of a row at once."""
+    for rows, splits in itertools.product((1, 16, 32, 33, 128, 256, 257, 2048, 70_000), range(2, 65)):
+        held, dims, warps = combine_tile(rows, splits, parts)
+        assert held >= splits > held // 2 and 512 % dims == 0
+        assert warps == 1 or dims >= warps * at_once
+        registers = held * dims // (32 * warps) // (2 if parts == "fp16" else 1)
+        assert registers <= 128 or (parts == "fp32" and rows > 32 and splits > 32)
+    assert combine_tile(1, 64, parts) == (64, 32, 1) and combine_tile(2048, 4, parts) == (4, 512, 2)

@@ -18,16 +18,17 @@ def kernels(shape: Shape, entry: Entry, exact: bool) -> tuple[object, ...]:
     plan = launch.make_plan(shape, entry, exact)
     rows = shape.tokens * shape.heads
     early = launch.merges_early(plan, shape.tokens, shape.heads)
-    merge = (*launch.combine_tile(rows, plan.splits), early) if plan.splits > 1 else ()
+    merge = (*launch.combine_tile(rows, plan.splits, plan.parts), plan.parts, early) if plan.splits > 1 else ()
     return (tuple(plan.constants.items()), tuple(plan.options.items()), merge)
 
 
+@pytest.mark.parametrize("fp16", [False, True])
 @pytest.mark.parametrize("heads", [1, 8, 16, 64])
 @pytest.mark.parametrize(("layout", "topk", "page"), [("v32", 2048, 64), ("bf16_d576", 2048, 0), ("v4", 128, 64)])
 def test_warmup_compiles_all_that_any_token_count_needs(
-    layout: str, topk: int, page: int, heads: int, monkeypatch: pytest.MonkeyPatch
+    layout: str, topk: int, page: int, heads: int, fp16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = Shape(layout, heads, topk, page, 64)
+    shape = Shape(layout, heads, topk, page, 64, fp16=fp16)
     made: set[tuple[object, ...]] = set()
 
     def run(call: AttentionCall, arch: str, entry: Entry, exact: bool, workspace: object, package: str) -> None:

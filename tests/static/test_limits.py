@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -60,11 +61,11 @@ def test_picks_share_kernels(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHS)
 def test_every_merge_kernel_was_compiled_and_fits(name: str) -> None:
     arch, results = load_arch(name), probe_store(name).load().results
-    for splits in range(2, 65):
-        for rows in (1, 32, 33, 70_000):
-            parts, dims, warps = combine_tile(rows, splits)
+    for part in ("fp32", "fp16") if name == "sm90" else ("fp32",):
+        for splits, rows in itertools.product(range(2, 65), (1, 32, 33, 256, 257, 70_000)):
+            parts, dims, warps = combine_tile(rows, splits, part)
             assert parts // 2 < splits <= parts
-            use = results[combine_job(name, arch.cc, parts, dims, warps).key]
+            use = results[combine_job(name, arch.cc, parts, dims, warps, part).key]
             assert isinstance(use, ResourceUse) and limits_exceeded(use, arch, warps) is None
 
 
