@@ -48,16 +48,16 @@ class Protocol:
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = traces
-        self._atoms = atoms_of(traces)
+        self.atoms = atoms_of(traces)
         self._cluster = any(trace.cta for trace in traces)
-        self._conflicts = {} if self._cluster else conflicts_of(agents_of(traces, self._atoms))
+        self._conflicts = {} if self._cluster else conflicts_of(agents_of(traces, self.atoms))
 
     def check(self, without: Collection[int] = (), limit: int = 2_000_000) -> Verdict:
         """Explore all interleavings. `without`: lines of the kernel's text whose barrier operations are left out, as if they
         had been deleted. More than `limit` states raise a ValueError: choose fewer tiles or items. Of a cluster: see `order`."""
         if self._cluster:
             return self.order(without)
-        agents = agents_of(self._traces, self._atoms, without)
+        agents = agents_of(self._traces, self.atoms, without)
         for agent in agents:
             fault = _own_fault(agent)
             if fault:
@@ -66,7 +66,7 @@ class Protocol:
 
     def order(self, without: Collection[int] = ()) -> Verdict:
         """The same by a proof (`protocol_order`), whose cost grows with the steps, not with the interleavings."""
-        order = Order(self._traces, self._atoms, without)
+        order = Order(self._traces, self.atoms, without)
         return Verdict(order.check(), len(order.steps))
 
 

@@ -20,7 +20,8 @@ the other's beginning:
 * early, ended: something said to a CTA that may not have started, or may have ended; a copy from a CTA that may have ended.
 
 Bytes count as arrivals do: a phase is complete when its arrivals and the bytes that these expect have come. What is said to the
-other CTA comes at any later time, but a meeting waits for arrivals that were sent before (its arrive is a release).
+other CTA comes at any later time, a partition's arrivals at one barrier in their order; but a meeting waits for the arrivals that
+were sent before (its arrive is a release).
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class Order:
                 copies = []
             elif event.kind == "post":
                 issue = step(event)
-                landing = self._counts(self._step(trace.name, event, issue), 1)
+                before = [post for post in posts if post.barrier is event.barrier]  # of one thread, at one address
+                landing = self._counts(self._step(trace.name, event, issue, *before[-1:]), 1)
                 posts.append(landing)
                 self.posts.append((1 - trace.cta, issue, landing, False))
             elif event.kind == "send":

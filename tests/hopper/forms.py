@@ -25,7 +25,7 @@ Point = tuple[tuple[str, Scalar], ...]
 def specs(family: str, layout: str) -> list[KernelSpec]:
     """Shapes that between them allow every value: few and many heads (of the family's), keys and tokens."""
     page = 0 if layout.startswith("bf16") else 64
-    heads_of = {"sm90_few": (16, 32), "sm90_rs_fp8": (64, 32, 16)}
+    heads_of = {"sm90_few": (16, 32), "sm90_rs_fp8": (64, 32, 16), "sm90_cluster_fp8": (128,)}
     return [
         KernelSpec(ARCH, layout, heads, topk, page, tokens)
         for heads in heads_of.get(family, (64,))

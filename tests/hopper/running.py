@@ -54,7 +54,12 @@ class Form:
         tunables = dict(self.tunables)
         blocks = -(-call.heads // tunables["block_h"])
         persistent = bool(tunables.get("persistent", False))
-        return grid_of(FAMILIES[self.family], persistent, call.tokens, blocks, splits, programs)
+        return grid_of(FAMILIES[self.family], persistent, call.tokens, blocks, splits, programs * self.ctas)
+
+    @property
+    def ctas(self) -> int:
+        """Of a program."""
+        return FAMILIES[self.family].ctas
 
 
 def aligned(inputs: Inputs) -> Inputs:
@@ -110,14 +115,15 @@ def report(
     form: Form, spec: CaseSpec, splits: int = 1, *, seed: int = 0, programs: int = 2, exact: bool = True,
     text: str | None = None, api: str = "3.6", tolerance: Tolerance | None = None, inputs: Inputs | None = None,
 ) -> Report:  # fmt: skip
-    """Run one case. `programs`: CTAs of a persistent grid. `text`: other text than the template's."""
+    """Run one case. `programs`: CTAs (or clusters) of a persistent grid. `text`: other text than the template's."""
     inputs = aligned(make_case(dataclasses.replace(spec, q_pad=False)) if inputs is None else inputs)
     call, buffer = bound_call(inputs)
     assert call.aligned, "the launcher would take another family for this call"
     parts = parts_of(call, splits)
     plan = form.plan(call, splits, exact)
     args = attention_args(call, parts, plan, item_counter(call, plan))
-    run_module(text or form.text(spec.layout), plan.constants, args, form.grid(call, splits, programs), seed, api=api)
+    grid = form.grid(call, splits, programs)
+    run_module(text or form.text(spec.layout), plan.constants, args, grid, seed, num_ctas=form.ctas, api=api)
     if splits > 1:
         merge(call, splits, parts)
     assert canaries_whole(buffer, inputs), f"{spec.slug}: rows or heads beside the output were overwritten"
@@ -138,6 +144,11 @@ def heads_of(form: Form, blocks: int = 2) -> int:
     return min(70, int(dict(form.tunables)["block_h"]) * (blocks - 1) + 6)
 
 
+def few_heads(form: Form) -> int:
+    """Few of the heads that the family is launched with."""
+    return FAMILIES[form.family].min_heads + 4
+
+
 def plain_case(layout: str, form: Form, splits: int) -> CaseSpec:
     topk = 200 if splits > 1 else 170
     return CaseSpec(layout=layout, heads=heads_of(form), topk=topk, tokens=2, sink="near", lengths="half", seed=splits)
@@ -145,9 +156,10 @@ def plain_case(layout: str, form: Form, splits: int) -> CaseSpec:
 
 def traces_of(
     form: Form, layout: str, lengths: Sequence[int], splits: int = 1, extra_lengths: Sequence[int] = (), *,
-    heads: int = 5, text: str | None = None,
+    text: str | None = None,
 ) -> list[Trace]:  # fmt: skip
     """The partitions' traces of one program that serves a token of each length (and extra length) in turn."""
+    heads = few_heads(form)
     extra = {"extra_topk": max(*extra_lengths, 1), "extra_page": 2, "extra_slots": 64} if extra_lengths else {}
     tokens = len(lengths)
     spec = CaseSpec(
@@ -159,4 +171,4 @@ def traces_of(
     call, _ = bound_call(inputs)
     plan = form.plan(call, splits, exact=True)
     args = attention_args(call, parts_of(call, splits), plan, item_counter(call, plan))
-    return trace_module(text or form.text(layout), plan.constants, args, (1,))
+    return trace_module(text or form.text(layout), plan.constants, args, (1,), num_ctas=form.ctas)

@@ -10,7 +10,7 @@ from kgen.check import CaseSpec
 from kgen.check.gluon_model import ModelError
 
 from .forms import USUAL
-from .running import Form, check, report
+from .running import Form, check, few_heads, report
 
 EDGES: dict[str, dict[str, Any]] = {
     "nothing valid": {"index": "all_invalid", "lengths": "none", "sink": "near"},
@@ -30,7 +30,7 @@ EDGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("layout", "form"), USUAL)
 def test_edges(layout: str, form: Form, edge: str) -> None:
     seed = list(EDGES).index(edge)
-    spec = CaseSpec(layout=layout, heads=5, topk=140, tokens=2, seed=seed, **EDGES[edge])
+    spec = CaseSpec(layout=layout, heads=few_heads(form), topk=140, tokens=2, seed=seed, **EDGES[edge])
     check(form, spec, splits=1 + seed % 2 * 2, seed=seed)
 
 
@@ -47,7 +47,7 @@ def test_faults_are_seen(layout: str, form: Form, fault: str) -> None:
     text = form.text(layout)
     old, new = BROKEN[fault]
     assert old in text, f"{form.family} no longer says {old!r}"
-    spec = CaseSpec(layout=layout, heads=5, topk=70, tokens=2, lengths="half", index="clean")
+    spec = CaseSpec(layout=layout, heads=few_heads(form), topk=70, tokens=2, lengths="half", index="clean")
     try:
         found = report(form, spec, text=text.replace(old, new))
     except ModelError:

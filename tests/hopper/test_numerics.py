@@ -13,7 +13,7 @@ import pytest
 from kgen.check import CaseSpec
 
 from .forms import FORMS, VALUES
-from .running import Form, check, heads_of, plain_case
+from .running import Form, check, few_heads, heads_of, plain_case
 
 EXTRA: dict[str, Any] = {"extra_topk": 100, "extra_page": 2, "extra_slots": 90}
 
@@ -28,8 +28,8 @@ def test_every_form_is_right(layout: str, form: Form, splits: int) -> None:
 @pytest.mark.parametrize("form", FORMS["v4"], ids=lambda form: form.family)
 def test_two_caches(form: Form, splits: int) -> None:
     """The extra cache's tiles come behind the main one's, so that a tile never mixes them; pages differ."""
-    heads = heads_of(form) if splits == 1 else 5
+    heads = heads_of(form) if splits == 1 else few_heads(form)
     spec = CaseSpec(layout="v4", heads=heads, topk=130, tokens=2, sink="mixed", s_q=2, lengths="half", **EXTRA)
     check(form, spec, splits, seed=splits, exact=splits == 1)
-    empty_main = dataclasses.replace(spec, index="all_invalid", heads=5, lengths="random", seed=4)
+    empty_main = dataclasses.replace(spec, index="all_invalid", heads=few_heads(form), lengths="random", seed=4)
     check(form, empty_main, splits, seed=2)

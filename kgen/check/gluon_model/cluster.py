@@ -134,15 +134,15 @@ def find_shared(tiles: Any, barriers: Any) -> tuple[Scalar, ...]:
     found = []
     for shared in (*tiles, *barriers):
         assert isinstance(shared, Shared)
-        number = next(i for i, allocation in enumerate(machine.allocations) if allocation is shared.allocation)
+        number = machine.number_of(shared.allocation)
         machine.tiles[number] = shared
         found.append(Scalar(_start(machine, number) + int(shared.data.storage_offset()) * shared.dtype.itemsize))
     return tuple(found)
 
 
-def copy_to_peer(source: Any, barrier: Any, CHUNKS: Any) -> None:  # noqa: N803
+def copy_to_peer(source: Any, barrier: Any, chunks: Any) -> None:
     machine = _here()
-    machine.copy_to_peer(_rows_at(machine, source, int(CHUNKS)), _barrier_at(machine, barrier))
+    machine.copy_to_peer(_rows_at(machine, source, int(chunks)), _barrier_at(machine, barrier))
 
 
 def arrive_at_peer(barrier: Any) -> None:
@@ -159,7 +159,7 @@ def replace_helpers(namespace: dict[str, Any]) -> None:
     """Put the model's functions in the place of the text's of the same names."""
     for name, helper in HELPERS.items():
         if name in namespace:
-            wanted, given = (list(inspect.signature(f).parameters) for f in (helper, namespace[name]))
+            wanted, given = ([n.lower() for n in inspect.signature(f).parameters] for f in (helper, namespace[name]))
             if wanted != given:
                 raise ModelError(f"{name} takes {given} in the kernel, but the model's takes {wanted}.")
             namespace[name] = helper

@@ -135,6 +135,9 @@ class Machine(ABC):
             if owner == id(allocation):
                 barrier.name = self._barrier_name(allocation, at)
 
+    def number_of(self, allocation: Allocation) -> int:
+        return next(i for i, each in enumerate(self.allocations) if each is allocation)
+
     def decide(self) -> bool:
         """Whether a condition on values that are not there holds."""
         raise ModelError("Control flow depends on tensor data, which is not there.")

@@ -88,7 +88,7 @@ class Simulator(Machine):
 
     def copy_to_peer(self, rows: Region, barrier: Place) -> None:
         peer = self._reach(f"copies {rows.allocation.name} to the other CTA")
-        number = next(i for i, allocation in enumerate(self.allocations) if allocation is rows.allocation)
+        number = self.number_of(rows.allocation)
         source, target = (
             torch.as_strided(machine.allocations[number].bytes, rows.shape, rows.strides, rows.offset)
             for machine in (self, peer)

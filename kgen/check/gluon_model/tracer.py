@@ -125,13 +125,10 @@ class Tracer(Machine):
                     number, offset = event.place
                     barrier = peer.barriers[id(peer.allocations[number]), offset // 8]
                     target = event.region and replace(
-                        event.region, allocation=peer.allocations[self._number(event.region)]
+                        event.region, allocation=peer.allocations[self.number_of(event.region.allocation)]
                     )
                     trace.events[i] = replace(event, barrier=barrier, target=target)
         return self.traces
-
-    def _number(self, region: Region) -> int:
-        return next(i for i, allocation in enumerate(self.allocations) if allocation is region.allocation)
 
     def read(self, shared: Shared) -> None:
         self._end([self._begin(shared, False)])
@@ -248,5 +245,5 @@ def _step(machine: Tracer, event: Event) -> tuple[Any, ...]:
     if event.region is None:
         return (event.kind, event.site, event.writes, barrier, event.place, event.size)
     r = event.region
-    at = (machine._number(r), r.offset, r.shape, r.strides, r.itemsize)
+    at = (machine.number_of(r.allocation), r.offset, r.shape, r.strides, r.itemsize)
     return (event.kind, event.site, event.writes, barrier, event.place, event.size, *at)
