@@ -81,7 +81,7 @@ def _report(
 
 
 def _require_machine(arch: str | None) -> None:
-    from kgen.runtime.launch import interpreting
+    from kgen.runtime.kernel import interpreting
 
     gpu = local_gpu()
     if gpu is None and not interpreting():

@@ -19,7 +19,7 @@ from bench.rows import PORTABLE, Reference, Row
 from kgen.check import Inputs, attention_reference, pack
 from kgen.check.reference import decode_slots
 from kgen.measure import FakeTimer
-from kgen.runtime.launch import interpreting
+from kgen.runtime.kernel import interpreting
 from kgen.types import KernelSpec
 
 V32 = Row("C toy", KernelSpec("sm90", "v32", 16, 24, 16, 3), 3, ("ratio", 0.5), pool_rows=512, requests=4)
