@@ -72,8 +72,9 @@ def sparse_mla(
     workspace: bytes for split keys, `workspace_size` of them, 16-byte aligned; else allocated (a graph's pool in a
     capture).
     scale_range: the caller's promise that every group scale of the caches lies in [low, high]. Inside [6e-5, 146] it allows
-        kernels that keep the scaled latents and q (|q| < 65504) in fp16, which are faster and more exact; without it, or
-        with a wider range, latents are bf16 and any scale is right. A broken promise gives infinities or lost digits.
+        kernels that keep the scaled latents, q and the parts of split keys in fp16, which are faster and more exact: q and
+        the rope dims of a v4 row, which are values too, must be below 65504, then. Without it, or with a wider range,
+        latents are bf16 and any scale is right. A broken promise gives infinities or lost digits.
 
     Returns out, then lse, then max_logits ([..., h] fp32) as asked for. lse is the logarithm to `lse_base` ("e" or
     "2") of sum_j exp(x_j), without the sink; max_logits is max_j x_j, always natural. A row without a valid key has
