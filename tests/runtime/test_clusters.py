@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kgen import compile_child
+from kgen import compile_child, verify_shards
 from kgen.build import ProbeJob, attention_job
 from kgen.runtime import kernel, launch, lookup, target
 from kgen.runtime.call import AttentionCall
-from kgen.runtime.dispatch import Unsupported, explain, sparse_mla, warmup, workspace_size
+from kgen.runtime.dispatch import Unsupported, explain, sparse_mla, supports, warmup, workspace_size
 from kgen.runtime.families import FAMILIES, Family, grid_of, known_family
 from kgen.runtime.select import cannot_serve, select
 from kgen.runtime.table import Entry, Shape
@@ -41,6 +41,15 @@ def gluon(family: str, heads: int = 128, tier: int = 0) -> Entry:
 FAST, OTHER = gluon("sm90_cluster_fp8"), gluon("sm90_pair_fp8", tier=2)
 PLAIN = replace(entry("v4", 128, (1, 128), us=30.0), tier=4)
 TABLE = (PLAIN, OTHER, FAST)
+
+
+class Counted:
+    def __init__(self, real: Any) -> None:
+        self.real, self.count = real, 0
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.count += 1
+        return self.real(*args, **more)
 
 
 def call_of(heads: int, tokens: int, topk: int = 6) -> AttentionCall:
@@ -203,8 +212,28 @@ def test_where_nothing_else_serves_the_reason_is_said(tree: FakeTree, monkeypatc
         sparse_mla(**arguments(heads=128))
     reason = "sm90_cluster_fp8_v4 is launched in clusters of 2 blocks, for which the device has too few SMs."
     assert raised.value.reasons[0] == reason and raised.value.reasons[1].startswith("To add an entry: kgen tune")
+    assert supports(**arguments(heads=128)) == raised.value.reasons
     with pytest.raises(Unsupported, match="1 entry: Its kernel gives every block of a cluster heads of its own"):
         lookup.choose("sm90", "h200", Shape("v4", 64, 6, 4, 5))
+
+
+@pytest.mark.parametrize(("heads", "wanted"), [(64, OTHER), (128, FAST)])
+def test_plans_of_a_verification_have_what_the_look_up_serves(tree: FakeTree, heads: int, wanted: Entry) -> None:
+    """They ask a part of the table, which is the same for all head counts."""
+    tree.set_table(TABLE)
+    for cached in (verify_shards._choice, verify_shards._first):
+        cached.cache_clear()
+    asked = tree.monkeypatch
+    asked.setattr(verify_shards, "_taken", {})
+    asked.setattr(lookup, "choose", one := Counted(lookup.choose))
+    shape = Shape("v4", heads, 128, 64, 5, fp16=True)
+    try:
+        for tokens in (5, 6, 7):
+            assert verify_shards._choice(replace(shape, tokens=tokens), "kgen.runtime", "sm90", "h200")[0] is wanted
+    finally:
+        for cached in (verify_shards._choice, verify_shards._first):
+            cached.cache_clear()
+    assert one.count == 1, "the part of the table lacks what is served, so that the whole one was asked"
 
 
 def test_a_triton_outside_the_range_takes_another_family(tree: FakeTree) -> None:
