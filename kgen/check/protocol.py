@@ -12,6 +12,7 @@ engine has fired; which phase a barrier is in follows from that. All reachable s
 
 Plain loads and stores are instantaneous; wgmma reads until the wait that retires it; a copy writes until its arrive fires or
 a wait_group of its partition covers it. The search stops at the first fault.
+Two CTAs of a cluster have too many states to visit: `protocol_order` proves the same of theirs.
 
 Where there is none, every read sees the same write in all interleavings. No wait is lapped, so that what may move goes on being
 able to move while others do, and for two reachable states the state that has the further segment of each agent is reachable too.

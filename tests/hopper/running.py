@@ -13,7 +13,7 @@ from kgen import render
 from kgen.check import CaseSpec, Inputs, Report, Tolerance, compare_any, make_case, references, roundings, tolerance_for
 from kgen.check.gluon_model import Trace, run_module, trace_module
 from kgen.runtime.call import AttentionCall
-from kgen.runtime.families import FAMILIES, grid_of
+from kgen.runtime.families import FAMILIES, grid_of, part_type
 from kgen.runtime.launch import LOG2E, Plan, attention_args, item_counter
 from kgen.runtime.table import Config
 from kgen.runtime.validate import build_call
@@ -47,7 +47,7 @@ class Form:
         return Plan(
             config=config, family=FAMILIES[self.family], heads=0, topk=0, extra_topk=0,
             page=call.main.page if paged else 0, extra_page=call.extra.page if paged and call.extra else 0,
-            dual=call.extra is not None, splits=splits,
+            dual=call.extra is not None, splits=splits, parts=part_type(FAMILIES[self.family], dict(self.tunables)),
         )  # fmt: skip
 
     def grid(self, call: AttentionCall, splits: int, programs: int) -> tuple[int, ...]:
@@ -121,6 +121,8 @@ def report(
     assert call.aligned, "the launcher would take another family for this call"
     parts = parts_of(call, splits)
     plan = form.plan(call, splits, exact)
+    if plan.parts == "fp16":
+        parts = parts[0].half(), *parts[1:]
     args = attention_args(call, parts, plan, item_counter(call, plan))
     grid = form.grid(call, splits, programs)
     run_module(text or form.text(spec.layout), plan.constants, args, grid, seed, num_ctas=form.ctas, api=api)

@@ -2,6 +2,7 @@
 
 `run_module` executes the text of a rendered module on CPU tensors, with its partitions interleaved by a seeded scheduler;
 `trace_module` runs each partition alone, without values, and gives its barrier operations and shared-memory accesses.
+A program may be a cluster of two CTAs.
 """
 
 from .machine import Barrier
