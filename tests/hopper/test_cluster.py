@@ -177,6 +177,7 @@ def producer(out, n, tile, full, free, at, at_full, at_free):
     for i in range(n):
         {wait}
         tile.index(0).slice(rank * 32, 32).store(gl.full([32, 256], 10.0, gl.float16, None) * i + (rank + 1))
+        {threads}
         {expect}
         {send}
         {behind}
@@ -206,6 +207,7 @@ def kernel(out, n):
 GOOD = {
     "start": "cluster_sync()",
     "wait": "mbarrier.wait(free, (i & 1) ^ 1)",
+    "threads": "gl.thread_barrier()",
     "expect": "mbarrier.expect(full, 16384)",
     "send": "copy_to_peer(at + rank * 4096, at_full, 4)",
     "behind": "pass",
@@ -281,6 +283,13 @@ def test_fault_of_an_exchange_are_proved(name: str) -> None:
     change, _, kinds = FAULTS[name]
     verdict = check_protocol(traces_of(GOOD | change, 3))
     assert (verdict.fault.kind in kinds) if verdict.fault else not kinds, verdict
+
+
+def test_one_thread_must_not_arrive_for_others() -> None:
+    with pytest.raises(ModelError, match="that some threads may not have done"):
+        exchanged(GOOD | {"threads": "pass"}, 1, 0)
+    with pytest.raises(ModelError, match="that some threads may not have done"):
+        traces_of(GOOD | {"threads": "pass"}, 1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

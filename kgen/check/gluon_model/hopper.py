@@ -40,11 +40,18 @@ class mbarrier:  # noqa: N801
     @staticmethod
     def arrive(mbarrier: Shared, *, count: int = 1, pred: Any = True) -> None:
         if pred:
+            state.machine().partition.apart = False  # Triton has the threads meet first
             state.machine().arrive(state.machine().barrier(mbarrier), int(count))
 
     @staticmethod
     def expect(mbarrier: Shared, bytes: Any, pred: Any = True) -> None:  # noqa: A002
+        """One thread arrives. Triton does not have the others meet it first, as it does for `arrive`."""
         if pred:
+            if state.machine().partition.apart:
+                raise ModelError(
+                    f"{state.where()} expects bytes of {mbarrier}, and so arrives, behind loads or stores that some threads may "
+                    f"not have done: let them meet first."
+                )
             state.machine().expect(state.machine().barrier(mbarrier), int(bytes))
 
 

@@ -259,7 +259,8 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
 
 
 def thread_barrier() -> None:
-    """Threads of a partition run in step here."""
+    """Threads of a partition run in step here, but see `mbarrier.expect`."""
+    state.machine().partition.apart = False
 
 
 barrier = thread_barrier

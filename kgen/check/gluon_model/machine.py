@@ -69,6 +69,7 @@ class Partition:
     copies: list[Any] = field(default_factory=list)  # cp.async that no arrive or group covers yet
     groups: list[list[Any]] = field(default_factory=list)  # committed cp.async groups
     bulk: list[Any] = field(default_factory=list)  # bulk stores
+    apart: bool = False  # threads have loaded or stored since they met, so that one may be behind the others
 
     @property
     def threads(self) -> int:

@@ -238,11 +238,13 @@ class Shared(NoOperand):
         return ty.from_storage(self.data.clone(), self.dtype)
 
     def load(self, layout: Any = None) -> Tensor:
+        state.machine().partition.apart = True
         state.machine().read(self)
         told = state.machine().told(self)
         return Tensor(self.value() if told is None else told, self.dtype)
 
     def store(self, value: Any) -> None:
+        state.machine().partition.apart = True
         state.machine().write(self)
         block = as_tensor(value)
         if block.shape != self.shape:
