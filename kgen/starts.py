@@ -86,18 +86,31 @@ def _gluon_points(
         values = dict(candidate.tunables)
         block_k, splits = int(values["block_k"] or 64), int(values["splits"] or 1)
         blocks = -(-spec.topk // block_k) + -(-spec.extra_topk // block_k)
-        full = max(1, min(sms // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
+        resident = sms * (1 if candidate.launch.maxnreg is None else 2)  # programs on the device at a time
+        full = max(1, min(resident // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
         away = sum(index[name][value] for name, value in values.items() if name not in apart)
         rounds = 2 if splits > full else 0  # more items than SMs
-        # one consumer is level with two, at best, where an item has more than two tiles
-        lone = values.get("consumers") == 1 and blocks > 2 * splits
-        return away + rounds + 4 * lone + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
+        # one consumer is level with two, at best, where an item has more than two tiles and an SM for itself
+        lone = values.get("consumers") == 1 and blocks > 2 * splits and candidate.launch.maxnreg is None
+        together = 4 if candidate.launch.maxnreg is not None else 0  # ahead for some shapes only
+        return (
+            away + rounds + together + 4 * lone + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)
+        )
 
     by_latent: dict[object, list[Candidate]] = {}
     for candidate in sorted(space.feasible(spec, arch, device), key=lambda c: (distance(c), c.slug)):
         by_latent.setdefault(dict(candidate.tunables).get("latent"), []).append(candidate)
-    rows = itertools.zip_longest(*(points[:GLUON_STARTS] for points in by_latent.values()))
+    rows = itertools.zip_longest(*(_every_kind(points)[:GLUON_STARTS] for points in by_latent.values()))
     return [candidate for row in rows for candidate in row if candidate is not None]
+
+
+def _every_kind(points: list[Candidate]) -> list[Candidate]:
+    """The nearest point of every number of programs on an SM and of keys in a tile goes first: a search along one axis at a time
+    does not come from one to another, since several axes change with them."""
+    nearest: dict[object, Candidate] = {}
+    for point in points:
+        nearest.setdefault((point.launch.maxnreg, point["block_k"]), point)
+    return list(dict.fromkeys([*nearest.values(), *points]))
 
 
 def starting_points(

@@ -1,0 +1,142 @@
+"""sm90_few: what its forms take of an SM, places that are looked up later, tiles of 32 keys, scales loaded once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.archs import load_arch
+from kgen.build import attention_job, compile_all
+from kgen.check import CaseSpec, make_case
+from kgen.check.protocol import check_protocol
+from kgen.runtime.call import AttentionCall
+from kgen.space import spaces_of
+from kgen.starts import starting_points
+from kgen.types import Candidate, KernelSpec, ResourceUse
+
+from . import running
+from .running import Form, check, traces_of
+
+ARCH = load_arch("sm90")
+H200 = ARCH.device("h200")
+
+LONE = Form.make(
+    "sm90_few", block_h=16, block_k=64, latent="fp16", consumers=1, groups=1, places=4, producers=4, rows=64, stages=1,
+    tile_keys=64, scales_once=True,
+)  # fmt: skip
+"""One consumer whose item has more tiles than places, as where two programs share an SM."""
+
+PAIR = LONE.replace(consumers=2, groups=2, producers=8, stages=2)
+LANES = PAIR.replace(scales_once=False)
+HALF = LONE.replace(block_k=32, tile_keys=32, places=2, producers=8, rows=32)
+
+
+def of_layout(form: Form, layout: str) -> Form:
+    if layout in ("v32", "v4"):
+        return form
+    return form.replace(latent="bf16", groups=1, producers=4, rows=64)
+
+
+def starts(spec: KernelSpec) -> list[Candidate]:
+    points = starting_points(spec, spaces_of("sm90")["sm90_few"], ARCH, H200)
+    return [point for point in points if point["latent"] == points[-1]["latent"] or point["latent"] == "fp16"]
+
+
+def compiled(spec: KernelSpec, point: Candidate) -> ResourceUse:
+    job = attention_job(spec, point, ARCH.cc)
+    use = compile_all({job: spec.slug}, workers=1)[job]
+    assert isinstance(use, ResourceUse)
+    return use
+
+
+V32 = KernelSpec("sm90", "v32", 16, 2048, 64, 64)
+V4 = KernelSpec("sm90", "v4", 16, 128, 64, 64, 1024, 64)
+BF16 = KernelSpec("sm90", "bf16_d576", 16, 2048, 0, 64)
+
+
+@pytest.mark.parametrize("spec", [V32, V4, BF16], ids=lambda spec: spec.layout)
+def test_two_programs_fit_an_sm(spec: KernelSpec) -> None:
+    """Half of the registers, half of the shared memory (an SM keeps 1 KB for each), and next to no spills."""
+    point = next(point for point in starts(spec) if point.launch.maxnreg == 128)
+    use = compiled(spec, point)
+    assert use.warps == 8 and use.registers <= 128
+    assert 2 * (use.shared + 1024) <= ARCH.smem_per_sm
+    assert use.spills <= 32
+
+
+@pytest.mark.parametrize("spec", [V32, V4], ids=lambda spec: spec.layout)
+def test_two_consumers_leave_the_l1_room_for_rows(spec: KernelSpec) -> None:
+    """Rows on their way to registers lie in what the shared memory leaves of the 256 KB that it shares with the L1: at most
+    196 KB, of which 1 KB is not the kernel's, or the L1 has 28 KB instead of 60."""
+    point = next(point for point in starts(spec) if point["consumers"] == 2 and point["groups"] == 2)
+    assert compiled(spec, point).shared <= 195 * 1024
+
+
+@pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
+@pytest.mark.parametrize("form", [LONE, PAIR], ids=["lone", "pair"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_items_of_more_tiles_than_places(layout: str, form: Form, splits: int) -> None:
+    spec = CaseSpec(layout=layout, heads=13, topk=700, tokens=2, sink="near", lengths="random", seed=splits)
+    if layout == "v4":
+        spec = dataclasses.replace(spec, topk=100, extra_topk=650, extra_page=2, extra_slots=90)
+    check(of_layout(form, layout), spec, splits, seed=splits)
+
+
+@pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
+@pytest.mark.parametrize("form", [LONE, PAIR], ids=["lone", "pair"])
+def test_places_are_looked_up_in_time(layout: str, form: Form) -> None:
+    for lengths in ((700,), (64 * 9, 0, 64 * 5), (64 * 4 + 1, 64 * 6)):
+        extra: dict[str, Any] = {"extra_lengths": tuple(max(0, 500 - n) for n in lengths)} if layout == "v4" else {}
+        verdict = check_protocol(traces_of(of_layout(form, layout), layout, lengths, **extra))
+        assert verdict.ok, f"{layout}, {lengths}: {verdict.fault and verdict.fault.sentence}"
+
+
+@pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576", "bf16_d512"])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_tiles_of_32_keys(layout: str, splits: int) -> None:
+    """Rows 32 to 63 of a tile are never written: shared memory starts as NaN in the model."""
+    spec = CaseSpec(layout=layout, heads=20, topk=75, tokens=2, sink="near", lengths="random", seed=splits)
+    if layout == "v4":
+        spec = dataclasses.replace(spec, topk=33, extra_topk=70, extra_page=2, extra_slots=90)
+    check(of_layout(HALF, layout), spec, splits, seed=splits)
+
+
+WIDE = PAIR.replace(block_h=32, groups=1, producers=4, rows=32)
+
+
+@pytest.mark.parametrize("layout", ["v32", "v4"])
+@pytest.mark.parametrize("form", [LONE, PAIR, HALF, WIDE], ids=["lone", "pair", "half", "wide"])
+def test_parts_of_16_bits(layout: str, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stored in the order of the dims, through another layout than parts of 32 bits."""
+
+    def parts(call: AttentionCall, splits: int) -> Any:
+        rows = call.tokens * splits * call.heads
+        return torch.full((rows, 512), float("nan"), dtype=torch.float16), *(
+            torch.full((rows,), float("nan")) for _ in "lm"
+        )
+
+    monkeypatch.setattr(running, "parts_of", parts)
+    extra: dict[str, Any] = {"extra_topk": 130, "extra_page": 2, "extra_slots": 90} if layout == "v4" else {}
+    check(form, CaseSpec(layout=layout, heads=35, topk=150, tokens=2, sink="near", lengths="half", **extra), 3)
+
+
+@pytest.mark.parametrize("form", [LONE, PAIR, LANES, HALF], ids=["lone", "pair", "lanes", "half"])
+def test_the_byte_behind_seven_scales_may_be_anything(form: Form) -> None:
+    """A lane of V4's columns without a dim has no scale: the eighth byte of a slot's footer is padding, and here it is NaN."""
+    inputs = make_case(CaseSpec(layout="v4", heads=5, topk=150, tokens=1, page=64, slots=192, q_pad=False))
+    raw = inputs.kv.view(torch.uint8).clone()
+    pages = raw.view(raw.shape[0], -1)
+    foot = pages[:, 64 * 576 : 64 * 584].view(raw.shape[0], 64, 8)
+    foot[..., 7] = 255
+    spec = CaseSpec(layout="v4", heads=5, topk=150, tokens=1, page=64, slots=192, q_pad=False)
+    check(form, spec, inputs=inputs.replace(kv=raw.view(inputs.kv.dtype)))
+
+
+def test_every_kind_of_form_is_tried_at_the_start() -> None:
+    """Two programs on an SM and tiles of 32 keys differ from the usual form along several axes at once."""
+    few = starts(KernelSpec("sm90", "v4", 16, 128, 64, 1, 512, 64))[:6]
+    assert {(point.launch.maxnreg, point["tile_keys"]) for point in few} == {(None, 64), (128, 64), (None, 32)}
+    assert {point.launch.maxnreg for point in starts(V32)[:4]} == {None, 128}
