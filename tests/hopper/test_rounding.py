@@ -78,6 +78,33 @@ def test_growth_alone_would_round_it() -> None:
     assert ((rows - truth).abs().amax((1, 2))[2:] > 0.02).all()
 
 
+def test_the_first_sum_saves_a_rescale() -> None:
+    """A key of the first tile 1 that grew, but is no half of the left group's sum, moves the maximum only where that sum is not
+    known: then its P is 1, else 2^3, with a mantissa that bf16 rounds."""
+    growth = math.log2(8 * (1 + 1 / 256))
+    kv = torch.zeros(4, 512)
+    kv[2, -64:-61] = torch.tensor([2.0, growth - 2, 0.5])
+    kv[2, 100] = 7.0
+    kv = kv.bfloat16()
+    q = torch.zeros(1, 20, 512)
+    q[..., -64:-62] = 1.0
+    indices = torch.ones(1, 128, dtype=torch.int32)
+    indices[0, 69] = 2
+    logit = kv[2, -64:-62].double().sum()
+    share = torch.exp2(logit) / (127 + torch.exp2(logit))
+    errors = []
+    for first_sum in (False, True):
+        form = WS[0].replace(first_sum=first_sum)
+        call, _ = bound_call(Inputs(q.bfloat16(), kv, indices, math.log(2), "bf16"))
+        parts = parts_of(call, 2)
+        plan = form.plan(call, 2, exact=True)
+        args = attention_args(call, parts, plan, item_counter(call, plan))
+        run_module(form.text("bf16_d512"), plan.constants, args, form.grid(call, 2, 1))
+        errors.append(float((parts[0].view(2, 20, 512)[0, :, 100] - 7 * share).abs().max()))
+    rounded = abs(float(torch.exp2(logit).bfloat16() - torch.exp2(logit))) / 135 * 7
+    assert errors[0] < 1e-6 and rounded / 2 < errors[1] < 2 * rounded
+
+
 @pytest.mark.parametrize(("layout", "form"), FP8, ids=lambda part: getattr(part, "family", part))
 def test_a_dominant_key_of_fp8_is_not_rounded(layout: str, form: Form) -> None:
     """P is fp16 alone in v32 with fp16 latents: rounded, but by no more than 2^-11."""
