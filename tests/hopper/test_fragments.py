@@ -272,8 +272,11 @@ class Kernel:
         self.q_rope = self._q(dims)
         latent = SimpleNamespace(index=lambda i: self.q_latent[i])
         rope_q = SimpleNamespace(index=lambda i: self.q_rope)
+        lean = self.fp16 and self.heads == 64
         for first, last, with_rope in ((0, 4, False), (4, chunks, True)):
-            self.call.take_q(latent, latent, rope_q, None, None, None, 0, first, last, with_rope, self.fp16, self.heads)
+            self.call.take_q(
+                latent, latent, rope_q, None, None, None, 0, first, last, with_rope, self.fp16, self.heads, lean
+            )
         self.q = (latent, rope_q)
 
     def _q(self, first: int) -> Memory:
@@ -328,10 +331,12 @@ class Kernel:
     def values(self, right: bool) -> list[tuple[Block, Any]]:
         empty = [SimpleNamespace(index=lambda _: None)] * 2
         p = Memory("p", torch.arange(64)[:, None], 2, (1, 1, 1), [])
+        if not right or self.layout == "v32":
+            start = self.call.first_step(self.tiles, self.factors(), 0, int(right), self.fp16)
         if not right:
-            self.call.values_left(self.tiles, self.factors(), 0, p, 0, empty, self.fp16, self.heads)
+            self.call.values_left(self.tiles, self.factors(), 0, p, 0, empty, *start, self.fp16, self.heads)
         elif self.layout == "v32":
-            self.call.values_right(self.tiles, self.factors(), 0, p, p, 0, empty, self.fp16, self.heads)
+            self.call.values_right(self.tiles, self.factors(), 0, p, p, 0, empty, *start, self.fp16, self.heads)
         else:
             self.call.values_right(
                 self.tiles, self.halves, self.factors(), 0, p, p, 0, 0, 0, empty, self.fp16, self.heads
@@ -392,6 +397,25 @@ def test_keys_are_named_alike_everywhere() -> None:
     rows = Block(torch.arange(64))
     assert torch.equal(call.by_key(rows).codes, row_of(torch.arange(64)))
     assert torch.equal(call.by_row(call.by_key(rows)).codes, torch.arange(64))
+
+
+def test_maxima_are_dealt_out_within_warps() -> None:
+    """Each step brings both keys of a pair into one lane, passes half of the elements to another lane of the warp, and leaves
+    half as many; in the end a lane has two heads of its own."""
+    call = kernel("v32", 64, True).call
+    threads, warp = torch.arange(THREADS), torch.arange(4)[:, None, None]
+    head = torch.arange(64)
+    held = 32 * warp + 4 * torch.arange(8)[:, None] + (head >> 1 & 3)  # as wgmma leaves them: thread by warp, key, head
+    for bit in (2, 1, 0):
+        owned = call.dealt_layout(bit).owned()
+        assert owned.shape == (4, 2 << bit, 64, THREADS) and (owned.sum(-1) == 1).all()
+        holder = (owned * threads).sum(-1)
+        assert torch.equal(holder // 32, warp.expand(holder.shape))
+        assert (holder == held).float().mean() == 0.5
+        first, second = holder.view(4, 2, 1 << bit, 64).unbind(1)
+        assert torch.equal(first, second)
+        held = first
+    assert torch.equal(held[:, 0], 32 * warp[:, 0] + head // 2)
 
 
 def ways(read: Read) -> int:
