@@ -91,8 +91,9 @@ def usual(layout: str) -> tuple[Form, ...]:
 
 
 def exact_scales(form: Form) -> Form:
-    """The same form, right for every scale."""
-    return form.replace(latent="bf16")
+    """The same form, right for every scale. sm90_rs_fp8's lean form is of fp16 latents alone."""
+    changes = {"lean": False} if "lean" in dict(form.tunables) else {}
+    return form.replace(latent="bf16", **changes)
 
 
 def parameters(forms: dict[str, tuple[Form, ...]]) -> list[Any]:
