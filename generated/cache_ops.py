@@ -26,7 +26,7 @@ from .cache_checks import (
     row_view,
     scale_rule_of,
 )
-from .launch import interpreting
+from .kernel import interpreting
 from .layouts import KvLayout
 
 GATHER_ROWS = 4

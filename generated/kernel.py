@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import threading
 from functools import lru_cache
 from typing import Any
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter (decided when triton was imported, so read like triton reads it)."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 class Kernel:
@@ -17,8 +24,10 @@ class Kernel:
     change what is compiled (TRITON_DEBUG and the like) are read at the first launch.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], keywords: dict[str, Any]) -> None:
+    def __init__(self, kernel: Any, grid: tuple[int, ...], keywords: dict[str, Any], programs: int = 0) -> None:
+        """`programs`: of an SM, whose shared memory is set aside (`set_aside`); 0: what Triton asks for."""
         self._kernel, self._grid, self._keywords = kernel, grid, keywords
+        self._programs = programs
         self._compiled: Any = None
         self._grid3 = (*grid, 1, 1)[:3]
         self._tail: tuple[Any, ...] = ()
@@ -28,10 +37,44 @@ class Kernel:
             self._compiled[self._grid3](*args, *self._tail)
             return
         compiled = self._kernel[self._grid](*args, **self._keywords)  # None from the interpreter
+        if compiled is not None and self._programs:
+            set_aside(compiled, self._programs)
+            self._programs = 0
         names = self._kernel.arg_names[len(args) :]
         if compiled is not None and passes_all_arguments() and all(name in self._keywords for name in names):
             self._tail = tuple(self._keywords[name] for name in names)
             self._compiled = compiled
+
+
+SM_SHARED = 228 * 1024
+"""Shared memory and L1 that an SM of Hopper divides between the two."""
+
+RESERVED = 1024
+"""Bytes that an SM keeps per program (CUDA programming guide)."""
+
+_PREFER_NONE, _CARVEOUT = 0, 9  # CU_FUNC_CACHE_PREFER_NONE, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+
+
+def set_aside(compiled: Any, programs: int) -> None:
+    """Have the driver set aside shared memory for that many programs of a loaded kernel, and leave the rest of it to the L1.
+    Triton, which loads it, prefers shared memory above all. It is a hint: where it cannot be given, the kernel is as right."""
+    need = programs * (compiled.metadata.shared + RESERVED)
+    percent = min(100, -(-100 * need // SM_SHARED))
+    try:
+        cuda, function = _cuda(), ctypes.c_void_p(int(compiled.function))
+        cuda.cuFuncSetCacheConfig(function, _PREFER_NONE)
+        cuda.cuFuncSetAttribute(function, _CARVEOUT, percent)
+    except (
+        OSError,
+        AttributeError,
+        TypeError,
+    ):  # no driver, one without these functions, or a Triton without the handle
+        return
+
+
+@lru_cache(maxsize=1)
+def _cuda() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,6 @@ Kernel modules are siblings `<arch>/<module>.py` of this file in an emitted tree
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
@@ -26,7 +25,7 @@ from .families import (
     part_type,
     splits_for,
 )
-from .kernel import Kernel, in_cache
+from .kernel import Kernel, in_cache, interpreting
 from .layouts import D_V, LAYOUTS
 from .table import Config, Entry, Shape
 
@@ -86,16 +85,10 @@ def _sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter (decided when triton was imported, so read like triton reads it)."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-
-
 @lru_cache(maxsize=4096)
 def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     """Constants and split count for `shape`. A pure function: every rank and every replay gets the same. The tuned split count
-    holds for the anchor's token count (`families.splits_for`).
-    """
+    holds for the anchor's token count (`families.splits_for`)."""
     config = entry.config
     special = exact and bool(config.get("specialise", False)) and _one_shape(entry)
     block_k = int(config["block_k"])
@@ -286,7 +279,9 @@ class Kernels:
     def __init__(self, call: AttentionCall, plan: Plan, modules: Modules) -> None:
         self.plan, self.modules = plan, modules
         self.served: tuple[str, Entry, bool, str] | None = None
-        self.attention = Kernel(modules.attention.attention_kernel, plan.grid(call), plan.constants | plan.options)
+        programs = plan.family.programs_per_sm(plan.config.maxnreg) if call.q.is_cuda else 0
+        keywords = plan.constants | plan.options
+        self.attention = Kernel(modules.attention.attention_kernel, plan.grid(call), keywords, programs)
         if plan.splits > 1:
             constants = combine_constants(plan, call)
             grid = (call.tokens * call.heads, D_V // constants["BLOCK_D"])

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from .launch import interpreting
+from .kernel import interpreting
 from .table import Entry
 
 ARCHS = {(9, 0): "sm90", (10, 0): "sm100", (12, 0): "sm120", (12, 1): "sm121"}

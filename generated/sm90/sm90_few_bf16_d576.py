@@ -7,7 +7,9 @@ The matrix unit wants 64 rows on its M side. With few heads these rows are keys,
     S^T [64 keys, HB] = K [64, d] Q^T [d, HB]         O^T [512, HB] += V^T [512, 64] P^T [64, HB]
 so that the output accumulator takes 4 * HB registers per thread and the kernel is a gather first of all.
 
-An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first.
+An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first, or of
+32 of a tile's 64 rows (TILE_KEYS), the others of which nobody reads but the scores. With one consumer and 128 registers per
+thread (maxnreg) an SM holds two programs.
 
 Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
 warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared memory
@@ -20,8 +22,8 @@ warps, checks the indices as they come, divides them by the page size and leaves
 Barriers (count of arrivals per phase):
     placed           1          consumer 0 -> producer: the first places are there
     q_there          1          consumer 0 -> consumer 1: Q is there, and so are all of the first PLACES places
-    full[stage]      threads of the producer -> consumer: the tile is there (cp.async: one per thread)
-    empty[stage]     1          consumer -> producer: done with the tile, and with its places
+    full_l[stage], full_r[stage]    threads of the producer -> consumer: the left half of the tile is there; the right one and rope
+    empty_l[stage], empty_r[stage]  1, consumer -> producer: done with the left half; with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
 
 The producer writes over places of tiles that the consumers have ended: PLACES is at least twice STAGES.
@@ -45,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = '327be50ba29ddec7'
+TEMPLATE_HASH = 'c9a0824de4b02b15'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -76,18 +78,18 @@ def divided(x, by):
 
 
 @gluon.jit
-def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr):
+def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr, TILE_KEYS: gl.constexpr):
     """(first tile, number of tiles, tiles of the main cache, length, extra length): the main cache's tiles come first."""
     lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len = lens
     length = gl.load(lengths + divided(t, len_per), mask=has_len != 0, other=topk)
     length = gl.minimum(gl.maximum(length, 0), topk)
-    tiles_main = (length + 63) // 64
+    tiles_main = (length + (TILE_KEYS - 1)) // TILE_KEYS
     tiles = tiles_main
     extra_length = length
     if DUAL:
         extra_length = gl.load(extra_lengths + divided(t, len_per), mask=has_extra_len != 0, other=extra_topk)
         extra_length = gl.minimum(gl.maximum(extra_length, 0), extra_topk)
-        tiles = tiles_main + (extra_length + 63) // 64
+        tiles = tiles_main + (extra_length + (TILE_KEYS - 1)) // TILE_KEYS
     first = 0
     count = tiles
     if SPLIT:
@@ -125,20 +127,27 @@ def release_dependents():
 
 
 @gluon.jit
-def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, IL: gl.constexpr):
+def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, TILE_KEYS: gl.constexpr, IL: gl.constexpr):
     """Indices of TILES tiles of the item from `tile` on; -1 beyond the length."""
     first, n, tiles_main, length, extra_length = span
     main_ids, extra_ids = ids
     e = tile * 64 + gl.arange(0, TILES * 64, IL)
-    pos = first * 64 + e
+    exists = e < n * 64
+    if TILE_KEYS == 64:
+        pos = first * 64 + e
+    else:
+        exists = exists & (e % 64 < TILE_KEYS)  # a tile's other rows are padding
+        pos = (first + e // 64) * TILE_KEYS + e % 64
     bound = length
     ptr = main_ids + pos
     if DUAL:
-        in_extra = pos >= tiles_main * 64
-        pos = gl.where(in_extra, pos - tiles_main * 64, pos)
+        in_extra = pos >= tiles_main * TILE_KEYS
+        if TILE_KEYS < 64:
+            in_extra = first + e // 64 >= tiles_main
+        pos = gl.where(in_extra, pos - tiles_main * TILE_KEYS, pos)
         bound = gl.where(in_extra, extra_length, length)
         ptr = gl.where(in_extra, extra_ids + pos, main_ids + pos)
-    return gl.load(ptr, mask=(pos < bound) & (e < n * 64), other=-1)
+    return gl.load(ptr, mask=(pos < bound) & exists, other=-1)
 
 
 @gluon.jit
@@ -167,11 +176,11 @@ def post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL: gl.co
 
 @gluon.jit
 def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
-                TILES: gl.constexpr, WARPS: gl.constexpr):
+                TILES: gl.constexpr, TILE_KEYS: gl.constexpr, WARPS: gl.constexpr):
     """The producer's part, where an item has more than PLACES tiles: the places of TILES tiles from `tile` on."""
     span, ids, kv_io, slot_counts = refill
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    index = load_indices(tile, span, ids, DUAL, TILES, IL)
+    index = load_indices(tile, span, ids, DUAL, TILES, TILE_KEYS, IL)
     post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, TILES, PLACES, IL)
     sync_threads()
 
@@ -180,18 +189,18 @@ def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constex
 
 
 @gluon.jit
-def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, TILE_KEYS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
     kv, row_stride, extra_kv, extra_row_stride = kv_io
-    full, empty = bars
+    full_l, full_r, empty_l, empty_r = bars
     left, right, rope = tiles
     LR: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCERS, 1], [1, 0])  # 16 bytes per thread, 128 per row segment
     col = gl.arange(0, 256, gl.SliceLayout(0, LR))
     mbarrier.wait(placed, 0)
     for j in range(n):
         if (j >= PLACES) & (j % (PLACES // 2) == 0):
-            more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PLACES // 2, PRODUCERS)
+            more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PLACES // 2, TILE_KEYS, PRODUCERS)
         base = kv
         stride = row_stride.to(gl.int64)
         if DUAL:
@@ -199,16 +208,19 @@ def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCER
             stride = gl.where(in_extra, extra_row_stride.to(gl.int64), stride)
             if in_extra:
                 base = extra_kv
-        index = places.index(j % PLACES).load(gl.SliceLayout(1, LR))
+        index = places.index(j % PLACES).slice(0, TILE_KEYS).load(gl.SliceLayout(1, LR))
         valid = (index >= 0)[:, None]
         row = (base + gl.where(index >= 0, index, 0).to(gl.int64) * stride)[:, None]
         st = j % STAGES
-        mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
-        copy_async(left.index(st), row + col[None, :], mask=valid)
-        copy_async(right.index(st), row + (256 + col)[None, :], mask=valid)
+        free = ((j // STAGES) & 1) ^ 1
+        mbarrier.wait(empty_l.index(st), free)
+        copy_async(left.index(st).slice(0, TILE_KEYS), row + col[None, :], mask=valid)
+        async_copy.mbarrier_arrive(full_l.index(st), increment_count=False)
+        mbarrier.wait(empty_r.index(st), free)
+        copy_async(right.index(st).slice(0, TILE_KEYS), row + (256 + col)[None, :], mask=valid)
         if ROPE:
-            copy_async(rope.index(st), row + (512 + gl.arange(0, 64, gl.SliceLayout(0, LR)))[None, :], mask=valid)
-        async_copy.mbarrier_arrive(full.index(st), increment_count=False)
+            copy_async(rope.index(st).slice(0, TILE_KEYS), row + (512 + gl.arange(0, 64, gl.SliceLayout(0, LR)))[None, :], mask=valid)
+        async_copy.mbarrier_arrive(full_r.index(st), increment_count=False)
 
 
 # ---------------------------------------------------------------------------------------------- consumers
@@ -250,7 +262,7 @@ def row_pairs(x, HB: gl.constexpr):
 @gluon.jit
 def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
                    FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
-                   SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+                   TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
                    EXTRA_PAGE: gl.constexpr):
     """Consumer 0, in the warps that asked for the indices and for Q: as these arrive, places and Q go to shared memory."""
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -272,33 +284,37 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
         qo.index(0).store(xo)
     fence_async_shared()
     if CONSUMERS == 2:
-        full, empty, ready_mine, ready_other, q_there = bars
+        full_l, full_r, empty_l, empty_r, ready_mine, ready_other, q_there = bars
         mbarrier.arrive(q_there, count=1)
     consumer(0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16, HB, CONSUMERS, STAGES,
-             ROPES, SPLIT, PLACES)
+             ROPES, TILE_KEYS, SPLIT, PLACES)
 
 
 @gluon.jit
 def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16: gl.constexpr, HB: gl.constexpr,
-             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
+             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
     """Consumer W takes every CONSUMERS-th tile of the item."""
     t, split, splits, block, n = item
     left, right, rope = tiles
     ql, qr, qo = queries
     p_latent, p_rope = probs
-    full, empty, ready_mine, ready_other, q_there = bars
+    full_l, full_r, empty_l, empty_r, ready_mine, ready_other, q_there = bars
     s_q, n_heads, out, out_stride_b, out_stride_s, out_stride_h, part_out = out_io
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HB, 16])
     HL: gl.constexpr = gl.SliceLayout(0, SL)
     # One consumer writes a part's columns as they lie in its accumulators, 32 bytes of fp32 at a time
     DIRECT: gl.constexpr = SPLIT and CONSUMERS == 1
-    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
+    # Lanes side by side fill whole sectors of 32 bytes: 16 bytes each, in fp32 two lanes to 8 neighbouring dims
+    WIDE: gl.constexpr = SPLIT and part_out.dtype.element_ty == gl.float32
+    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([4 if WIDE else 8, 1], [8 if WIDE else 4, 4 if WIDE else 8], [4, 1], [0, 1])
     OH: gl.constexpr = gl.SliceLayout(0, OL)
     if W == 1:
         mbarrier.wait(q_there, 0)
+    # The sum of an item of a tile or two is taken while values are multiplied; else per thread, and once across them at the end
+    SUM_EACH: gl.constexpr = CONSUMERS == 1 and PLACES <= 4
     own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
     m = gl.full([HB], LOWEST, gl.float32, HL)
-    if CONSUMERS == 1:
+    if SUM_EACH:
         l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
     else:
         l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
@@ -309,9 +325,12 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         j = CONSUMERS * i + W
         st = j % STAGES + z
         s = gl.zeros([64, HB], gl.float32, SL)
-        mbarrier.wait(full.index(st), (j // STAGES) & 1)
+        there = (j // STAGES) & 1
+        mbarrier.wait(full_l.index(st), there)
         fence_async_shared()  # the producer's writes by the generic proxy -> reads of wgmma
         s = warpgroup_mma(left.index(st), ql.index(z).permute((1, 0)), s, use_acc=False, is_async=True)
+        mbarrier.wait(full_r.index(st), there)
+        fence_async_shared()
         s = warpgroup_mma(right.index(st), qr.index(z).permute((1, 0)), s, is_async=True)
         if ROPE:
             s = warpgroup_mma(rope.index(j % ROPES + z), qo.index(z).permute((1, 0)), s, is_async=True)
@@ -324,18 +343,20 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         p_latent.store(p.to(p_latent.dtype))
         fence_async_shared()
         al = al * alpha[None, :]
+        al = warpgroup_mma(left.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), al, is_async=True)
         ar = ar * alpha[None, :]
-        al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
-        ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
-        if CONSUMERS == 1:
+        ar = warpgroup_mma(right.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), ar, is_async=True)
+        al = warpgroup_mma_wait(1, deps=[al])  # the right half goes on
+        mbarrier.arrive(empty_l.index(st), count=1)
+        if SUM_EACH:
             l = l * alpha + gl.sum(p, 0)
         else:
             alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
             p_rows, p_others = row_pairs(p, HB)
             l = l * alpha_rows + (p_rows + p_others)
         m = m_new
-        al, ar = warpgroup_mma_wait(0, deps=[al, ar])
-        mbarrier.arrive(empty.index(st), count=1)
+        ar = warpgroup_mma_wait(0, deps=[ar])
+        mbarrier.arrive(empty_r.index(st), count=1)
 
     # ---- the item's end: accumulators through my last stage, half of the columns for each consumer
     mine = (W + CONSUMERS * (own - 1)) % STAGES
@@ -365,7 +386,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         total = stats.index(1).load(OH) * w0 + stats.index(3).load(OH) * w1
     else:
         top = gl.convert_layout(m, OH)
-        total = gl.convert_layout(l, OH)
+        total = gl.convert_layout(l if SUM_EACH else gl.sum(gl.sum(l, 1), 0), OH)
     nothing = total == 0.0
     head = block * HB + gl.arange(0, HB, OH)
     batch = divided(t, s_q)
@@ -381,8 +402,6 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         sink2 = gl.load(sink + head, mask=(head < n_heads) & (has_sink != 0), other=float("-inf")) * LOG2E
         # a sink far above every key makes the total inf, and the output zero, as it should be
         inv = gl.where(nothing, 0.0, 1.0 / (total + gl.exp2(sink2 - top)))
-    if W == 0:
-        write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
     w_mine = (w0 if W == 0 else w1) * inv
     w_other = (w1 if W == 0 else w0) * inv
     if SPLIT:
@@ -393,20 +412,26 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         stride_h = out_stride_h
     if (n > 0) | (not SPLIT):  # a part without keys is not read
         col = gl.arange(0, 256, gl.SliceLayout(1, OL))
-        if W == 0:
-            d = dim_of(col, 0)
-            if DIRECT:
-                o = al * w_mine[None, :]
-            else:
-                o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
-            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
-        if W == CONSUMERS - 1:
-            d = dim_of(col, 1)
-            if DIRECT:
-                o = ar * w_mine[None, :]
-            else:
-                o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
-            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+        PAIRS: gl.constexpr = False
+        if PAIRS:
+            pass
+        else:
+            if W == 0:
+                d = dim_of(col, 0)
+                if DIRECT:
+                    o = al * w_mine[None, :]
+                else:
+                    o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+                write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+            if W == CONSUMERS - 1:
+                d = dim_of(col, 1)
+                if DIRECT:
+                    o = ar * w_mine[None, :]
+                else:
+                    o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+                write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+    if W == 0:
+        write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
 
 
 @gluon.jit
@@ -461,6 +486,8 @@ def attention_kernel(
     SPLIT: gl.constexpr,  # write normalised parts for combine.py
     PAGE: gl.constexpr,  # 0: page, else the exact number; likewise the next
     EXTRA_PAGE: gl.constexpr,
+    SCALES_ONCE: gl.constexpr,  # not used
+    TILE_KEYS: gl.constexpr,  # keys of a tile: 64, or 32 of the 64 rows, where items are few and of one tile
 ):
     KT: gl.constexpr = gl.bfloat16
     WARPS: gl.constexpr = PRODUCERS // GROUPS
@@ -481,7 +508,7 @@ def attention_kernel(
     block = gl.program_id(0) - t * head_blocks
     split = gl.program_id(1)
     lens = (lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len)
-    first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT)
+    first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT, TILE_KEYS)
     span = (first, n, tiles_main, length, extra_length)
     batch = divided(t, s_q)
     b = batch.to(gl.int64)
@@ -493,13 +520,13 @@ def attention_kernel(
     # The producers start when the first of these are there. They ask for a later tile's when a consumer has ended a tile, which
     # it began behind all of them: STAGES + 2 tiles on at most.
     FIRST: gl.constexpr = 8 if PLACES >= 8 else PLACES
-    index0 = load_indices(0, span, ids, DUAL, FIRST, IL)
+    index0 = load_indices(0, span, ids, DUAL, FIRST, TILE_KEYS, IL)
     index1 = index0
     index2 = index0
     if PLACES >= 16:
-        index1 = load_indices(8, span, ids, DUAL, 8, IL)
+        index1 = load_indices(8, span, ids, DUAL, 8, TILE_KEYS, IL)
     if PLACES >= 32:
-        index2 = load_indices(16, span, ids, DUAL, 16, IL)
+        index2 = load_indices(16, span, ids, DUAL, 16, TILE_KEYS, IL)
     head = block * HB + gl.arange(0, HB, gl.SliceLayout(1, BL))
     mask = (head < n_heads)[:, None]
     col = gl.arange(0, 256, gl.SliceLayout(0, BL))
@@ -522,8 +549,10 @@ def attention_kernel(
     places = gl.allocate_shared_memory(gl.int32, [PLACES, 64], VEC)
     feet = places
     stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)
-    full = new_barriers(STAGES, 32 * WARPS)
-    empty = new_barriers(STAGES, 1)
+    full_l = new_barriers(STAGES, 32 * WARPS)
+    full_r = new_barriers(STAGES, 32 * WARPS)
+    empty_l = new_barriers(STAGES, 1)
+    empty_r = new_barriers(STAGES, 1)
     p0 = gl.allocate_shared_memory(KT, [64, HB], PL)
     probs0 = (p0, p0)
 
@@ -550,19 +579,19 @@ def attention_kernel(
         ready1 = new_barriers(1, 1)
         p1 = gl.allocate_shared_memory(KT, [64, HB], PL)
         probs1 = (p1, p1)
-        bars0 = (full, empty, ready0.index(0), ready1.index(0), q_there)
-        bars1 = (full, empty, ready1.index(0), ready0.index(0), q_there)
+        bars0 = (full_l, full_r, empty_l, empty_r, ready0.index(0), ready1.index(0), q_there)
+        bars1 = (full_l, full_r, empty_l, empty_r, ready1.index(0), ready0.index(0), q_there)
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
             (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, SPLIT, PLACES)),
-            (producer, (refill, places, tiles_out, (full, empty), placed, STAGES, PRODUCERS, DUAL, PLACES)),
+                        ROPES, TILE_KEYS, SPLIT, PLACES)),
+            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, TILE_KEYS, DUAL, PLACES)),
         ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
-        bars = (full, empty, full.index(0), full.index(0), full.index(0))
+        bars = (full_l, full_r, empty_l, empty_r, placed, placed, placed)
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
-            (producer, (refill, places, tiles_out, (full, empty), placed, STAGES, PRODUCERS, DUAL, PLACES)),
+                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, TILE_KEYS, DUAL, PLACES)),
         ], [WARPS], [R_PRODUCER])

@@ -7,7 +7,9 @@ The matrix unit wants 64 rows on its M side. With few heads these rows are keys,
     S^T [64 keys, HB] = K [64, d] Q^T [d, HB]         O^T [512, HB] += V^T [512, 64] P^T [64, HB]
 so that the output accumulator takes 4 * HB registers per thread and the kernel is a gather first of all.
 
-An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first.
+An item is (token, split, block of HB heads), one per program; its keys are cut into tiles of 64, the main cache's first, or of
+32 of a tile's 64 rows (TILE_KEYS), the others of which nobody reads but the scores. With one consumer and 128 registers per
+thread (maxnreg) an SM holds two programs.
 
 Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
 warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared memory
@@ -47,7 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = '327be50ba29ddec7'
+TEMPLATE_HASH = 'c9a0824de4b02b15'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -68,6 +70,7 @@ SCALE_OFFSET = gl.constexpr(-1)  # bytes from the row (inline)
 SCALE_STRIDE = gl.constexpr(8)  # bytes per token in the footer; 0: inline
 LANES = gl.constexpr(28)  # 16-byte pieces of a row's latent part
 LANES_PER_GROUP = gl.constexpr(4)  # of which so many share a scale
+SCALES = gl.constexpr(8)  # scales of a row, and of the columns without a dim
 
 
 # ---------------------------------------------------------------------------------------------- items and tiles
@@ -83,18 +86,18 @@ def divided(x, by):
 
 
 @gluon.jit
-def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr):
+def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr, TILE_KEYS: gl.constexpr):
     """(first tile, number of tiles, tiles of the main cache, length, extra length): the main cache's tiles come first."""
     lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len = lens
     length = gl.load(lengths + divided(t, len_per), mask=has_len != 0, other=topk)
     length = gl.minimum(gl.maximum(length, 0), topk)
-    tiles_main = (length + 63) // 64
+    tiles_main = (length + (TILE_KEYS - 1)) // TILE_KEYS
     tiles = tiles_main
     extra_length = length
     if DUAL:
         extra_length = gl.load(extra_lengths + divided(t, len_per), mask=has_extra_len != 0, other=extra_topk)
         extra_length = gl.minimum(gl.maximum(extra_length, 0), extra_topk)
-        tiles = tiles_main + (extra_length + 63) // 64
+        tiles = tiles_main + (extra_length + (TILE_KEYS - 1)) // TILE_KEYS
     first = 0
     count = tiles
     if SPLIT:
@@ -188,20 +191,27 @@ def e4m3_to_bf16(raw, scale):
 
 
 @gluon.jit
-def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, IL: gl.constexpr):
+def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, TILE_KEYS: gl.constexpr, IL: gl.constexpr):
     """Indices of TILES tiles of the item from `tile` on; -1 beyond the length."""
     first, n, tiles_main, length, extra_length = span
     main_ids, extra_ids = ids
     e = tile * 64 + gl.arange(0, TILES * 64, IL)
-    pos = first * 64 + e
+    exists = e < n * 64
+    if TILE_KEYS == 64:
+        pos = first * 64 + e
+    else:
+        exists = exists & (e % 64 < TILE_KEYS)  # a tile's other rows are padding
+        pos = (first + e // 64) * TILE_KEYS + e % 64
     bound = length
     ptr = main_ids + pos
     if DUAL:
-        in_extra = pos >= tiles_main * 64
-        pos = gl.where(in_extra, pos - tiles_main * 64, pos)
+        in_extra = pos >= tiles_main * TILE_KEYS
+        if TILE_KEYS < 64:
+            in_extra = first + e // 64 >= tiles_main
+        pos = gl.where(in_extra, pos - tiles_main * TILE_KEYS, pos)
         bound = gl.where(in_extra, extra_length, length)
         ptr = gl.where(in_extra, extra_ids + pos, main_ids + pos)
-    return gl.load(ptr, mask=(pos < bound) & (e < n * 64), other=-1)
+    return gl.load(ptr, mask=(pos < bound) & exists, other=-1)
 
 
 @gluon.jit
@@ -243,17 +253,6 @@ def post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL: gl.co
     reinterpret(feet, gl.int64, [PLACES // TILES, TILES * 64], VEC).index(at).store(begin + (rows * ROW_BYTES + slot * SCALE_STRIDE))
 
 
-@gluon.jit
-def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr,
-                TILES: gl.constexpr, WARPS: gl.constexpr):
-    """The producer's part, where an item has more than PLACES tiles: the places of TILES tiles from `tile` on."""
-    span, ids, kv_io, slot_counts = refill
-    IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    index = load_indices(tile, span, ids, DUAL, TILES, IL)
-    post_places(index, tile, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, TILES, PLACES, IL)
-    sync_threads()
-
-
 # ---------------------------------------------------------------------------------------------- producer
 
 
@@ -276,9 +275,28 @@ def ue8m0_to_fp32(byte):
     return gl.where(b == 255, 0x7FC00000, bits).to(gl.float32, bitcast=True)
 
 
+@gluon.constexpr_function
+def scale_layout(ROWS, WARPS, SPREAD):
+    """[ROWS, SCALES, lanes of a scale]: each lane has the scales of its 16 bytes, as `fetch` lays rows out. Not SPREAD, over
+    [ROWS, SCALES]: the same rows of a warp, but each scale once, so that a load brings the scales of many rows."""
+    count = 8
+    near = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
+    scales = count.bit_length() - 1
+    own = [1 << i for i in range(near.bit_length() - 1)]
+    own += [near * WARPS << i for i in range((ROWS // (near * WARPS)).bit_length() - 1)]
+    warps = [near << i for i in range(WARPS.bit_length() - 1)]
+    if SPREAD:
+        lanes = [[0, 0, 1 << i] for i in range(5 - scales)] + [[0, 1 << i, 0] for i in range(scales)]
+        return gl.DistributedLinearLayout([[r, 0, 0] for r in own], lanes, [[w, 0, 0] for w in warps], [], [ROWS, count, 32 // count])
+    across = own[: 5 - scales]
+    lanes = [[0, 1 << i] for i in range(scales)] + [[r, 0] for r in across] + [[0, 0]] * (5 - scales - len(across))
+    return gl.DistributedLinearLayout([[r, 0] for r in own[len(across) :]], lanes, [[w, 0] for w in warps], [], [ROWS, count])
+
+
 @gluon.jit
-def fetch_piece(piece, exists, places, feet, base, L3: gl.constexpr):
-    """Start the loads of a piece: raw int32 [ROWS, 32 lanes, 4 words], one LDG.128 of a warp per row, and each lane's scale."""
+def fetch_piece(piece, exists, places, feet, base, SCALES_ONCE: gl.constexpr, L3: gl.constexpr, LS: gl.constexpr):
+    """Start the loads of a piece: raw int32 [ROWS, 32 lanes, 4 words], one LDG.128 of a warp per row, and each lane's scale, or
+    (SCALES_ONCE) the rows' scales, each once."""
     IL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L3))
     offset = gl.expand_dims(places.index(piece).load(IL), 1)
     valid = (offset >= 0) & exists
@@ -288,17 +306,43 @@ def fetch_piece(piece, exists, places, feet, base, L3: gl.constexpr):
     words = base.to(gl.pointer_type(gl.int32), bitcast=True)
     # the lane's part of the address first: it does not change from row to row
     raw = gl.load((words + (gl.expand_dims(lane, 2) * 4 + word)) + gl.expand_dims(offset * 4, 2), mask=gl.expand_dims(valid, 2), other=0, cache_modifier=".cg")
+    if SCALES_ONCE:
+        group = gl.expand_dims(gl.arange(0, SCALES, gl.SliceLayout(0, LS)), 0)
+        row = gl.expand_dims(places.index(piece).load(gl.SliceLayout(1, LS)), 1)
+        valid = (row >= 0) & exists
+    else:
+        group = lane // LANES_PER_GROUP
+        row = offset
     # the footer of the page: SCALE_STRIDE bytes per slot behind all rows
-    foot = gl.expand_dims(feet.index(piece).load(IL), 1)
-    scale = gl.load((base + lane // LANES_PER_GROUP) + foot, mask=valid, other=0, cache_modifier=".cg")
+    if SCALES_ONCE:
+        valid = valid & (group * LANES_PER_GROUP < LANES)
+        foot = gl.expand_dims(feet.index(piece).load(gl.SliceLayout(1, LS)), 1)
+    else:
+        foot = gl.expand_dims(feet.index(piece).load(IL), 1)
+    scale = gl.load((base + group) + foot, mask=valid, other=0, cache_modifier=".cg")
     return raw, scale
 
 
 @gluon.jit
-def convert_piece(raw, scale, left, right, q: gl.constexpr, ROWS: gl.constexpr, FP16: gl.constexpr):
+def spread(factor, ROWS: gl.constexpr, WARPS: gl.constexpr, L3: gl.constexpr):
+    """The scales that were loaded once -> each lane's of each of its rows, by shuffles."""
+    P3: gl.constexpr = scale_layout(ROWS, WARPS, True)
+    one = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(2, P3)), 2)
+    every = gl.broadcast(one, gl.zeros([ROWS, SCALES, 32 // SCALES], one.dtype, P3))[0]
+    return gl.convert_layout(every.reshape([ROWS, 32]), gl.SliceLayout(2, L3), assert_trivial=True)
+
+
+@gluon.jit
+def convert_piece(raw, scale, left, right, q: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, FP16: gl.constexpr):
+    RW: gl.constexpr = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
+    L3: gl.constexpr = gl.BlockedLayout([RW, 1, 4], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
     factor = ue8m0_to_fp32(scale)
     if FP16:
-        lo, hi = e4m3_to_f16(raw, gl.expand_dims(scale_to_f16x2(factor), 2))
+        factor = scale_to_f16x2(factor)
+    if SCALES_ONCE:
+        factor = spread(factor, ROWS, WARPS, L3)
+    if FP16:
+        lo, hi = e4m3_to_f16(raw, gl.expand_dims(factor, 2))
     else:
         lo, hi = e4m3_to_bf16(raw, gl.expand_dims(factor, 2))
     words = gl.join(lo, hi).reshape([ROWS, 32, 2, 4]).permute((0, 1, 3, 2))  # 8 words per lane -> [ROWS, lane, 4, half]
@@ -318,7 +362,7 @@ def copy_rope(place, base, rope, LR: gl.constexpr):
 
 @gluon.jit
 def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr,
-          WARPS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+          WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     """Start the loads of piece q of tile j, and with the first piece the copies of the tile's rope."""
     PIECES: gl.constexpr = 64 // ROWS
     RW: gl.constexpr = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
@@ -332,7 +376,7 @@ def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GR
     base = cache_of(first + at, tiles_main, kv_io, DUAL)
     pieces = reinterpret(places, gl.int64, [PLACES * PIECES, ROWS], VEC)
     foot_pieces = reinterpret(feet, gl.int64, [PLACES * PIECES, ROWS], VEC)
-    raw, scale = fetch_piece((at % PLACES) * PIECES + q, exists, pieces, foot_pieces, base, L3)
+    raw, scale = fetch_piece((at % PLACES) * PIECES + q, exists, pieces, foot_pieces, base, SCALES_ONCE, L3, scale_layout(ROWS, WARPS, False))
     if q == 0:
         if exists:
             copy_rope(places.index(at % PLACES), base, rope.index(j % ROPES), LR)
@@ -340,43 +384,51 @@ def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GR
 
 
 @gluon.jit
-def produce_piece(i, raw, scale, refill, places, feet, tiles, bars, turns, G: gl.constexpr, q: gl.constexpr, ROWS: gl.constexpr,
-                  STAGES: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr, WARPS: gl.constexpr, REFILL: gl.constexpr, FP16: gl.constexpr,
+def produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns, G: gl.constexpr, q: gl.constexpr, ROWS: gl.constexpr,
+                  STAGES: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr, WARPS: gl.constexpr, REFILL: gl.constexpr, TILE_KEYS: gl.constexpr, SCALES_ONCE: gl.constexpr, FP16: gl.constexpr,
                   DUAL: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
     """Convert and publish a piece, then start the loads of the group's next one into the same registers."""
-    PIECES: gl.constexpr = 64 // ROWS
+    IL: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    PIECES: gl.constexpr = TILE_KEYS // ROWS
     full, empty = bars
     left, right, rope = tiles
     j = GROUPS * i + G
     st = j % STAGES
     if q == 0:
         mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
-    convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, FP16)
+    convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, WARPS, SCALES_ONCE, FP16)
     if q == PIECES - 1:
         # The rope's copies were asked for with the first rows, into a place of their own, so that their latency does not
         # begin when the stage is empty. No proxy fence here: the consumer fences after its wait.
         async_copy.mbarrier_arrive(full.index(st), increment_count=False)
         mbarrier.arrive(full.index(st), count=1)
         next_j = j + GROUPS
-        if (next_j >= PLACES) & (next_j < refill[0][1]) & (next_j % REFILL == 0):
-            more_places(next_j, refill, places, feet, DUAL, PAGE, EXTRA_PAGE, PLACES, REFILL, WARPS)
+        if next_j % REFILL == 0:
+            if (next_j >= PLACES) & (next_j < refill[0][1]):
+                post_places(ahead, next_j, refill[0], refill[2], refill[3], places, feet, DUAL, PAGE, EXTRA_PAGE, REFILL, PLACES, IL)
+                sync_threads()
+            # the indices of the group's next refill: they are there before the rows that are asked for next
+            later = next_j + REFILL * GROUPS
+            if (later >= PLACES) & (later < refill[0][1]):
+                ahead = load_indices(later, refill[0], refill[1], DUAL, REFILL, TILE_KEYS, IL)
         # The turn of a tile follows from the fetch of the tile before. Past the last tile nothing is asked for or told.
         my_turn, other_turn = turns
         if GROUPS == 2:
             if next_j < refill[0][1]:
                 mbarrier.wait(my_turn, (i + G) & 1)
-        raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
             if next_j < refill[0][1]:
                 mbarrier.arrive(other_turn, count=1)
-        return raw, scale
+        return raw, scale, ahead
     else:
-        return fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        raw, scale = fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
+        return raw, scale, ahead
 
 
 @gluon.jit
 def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, turns, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-             ROPES: gl.constexpr, WARPS: gl.constexpr, FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+             ROPES: gl.constexpr, WARPS: gl.constexpr, TILE_KEYS: gl.constexpr, SCALES_ONCE: gl.constexpr, FP16: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
              EXTRA_PAGE: gl.constexpr, PLACES: gl.constexpr):
     """Group G of GROUPS takes every GROUPS-th tile. A warp never waits for a row while it asks for later ones: ptxas gives
     loads that overlap within a warp one scoreboard, so that the wait for the older would be one for the younger as well.
@@ -387,18 +439,19 @@ def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, turns, 
     first, n, tiles_main, length, extra_length = span
     left, right, rope = tiles
     REFILL: gl.constexpr = PLACES // 2 if GROUPS == 1 else 1  # tiles whose places are looked up at a time
+    ahead = gl.full([REFILL * 64], -1, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     if n > G:
         mbarrier.wait(placed, 0)
         my_turn, other_turn = turns
         if GROUPS == 2 and G == 1:
             mbarrier.wait(my_turn, 0)
-        raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, DUAL, PLACES)
+        raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
             mbarrier.arrive(other_turn, count=1)
         for i in range((n - G + GROUPS - 1) // GROUPS):
-            for q in gl.static_range(64 // ROWS):
-                raw, scale = produce_piece(i, raw, scale, refill, places, feet, tiles, bars, turns, G, q, ROWS, STAGES, GROUPS,
-                                           ROPES, WARPS, REFILL, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)
+            for q in gl.static_range(TILE_KEYS // ROWS):
+                raw, scale, ahead = produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns, G, q, ROWS, STAGES, GROUPS,
+                                           ROPES, WARPS, REFILL, TILE_KEYS, SCALES_ONCE, FP16, DUAL, PAGE, EXTRA_PAGE, PLACES)
 
 
 # ---------------------------------------------------------------------------------------------- consumers
@@ -431,6 +484,27 @@ def write_columns(row, stride_h, head, n_heads, o, dims, keep, OL: gl.constexpr)
     gl.store(ptr, o.to(row.dtype.element_ty), mask=(head < n_heads)[None, :] & keep[:, None])
 
 
+@gluon.constexpr_function
+def pairs_layout(HB):
+    """[512 dims, HB]: the accumulators' order of both latent tiles, but that a lane has two neighbouring dims, so that 8 lanes
+    fill a sector of 16 dims in 16 bits: 8 of each tile."""
+    heads = [[0, 8 << i] for i in range((HB // 8).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [[1, 0], [0, 1], [16, 0], *heads, [128, 0], [256, 0]], [[0, 2], [0, 4], [8, 0], [2, 0], [4, 0]], [[32, 0], [64, 0]], [], [512, HB]
+    )
+
+
+@gluon.jit
+def write_pairs(row, block, n_heads, ol, o_r, HB: gl.constexpr):
+    """A part's latent columns in 16 bits, in the order of the dims."""
+    o = gl.join(ol.to(row.dtype.element_ty), o_r.to(row.dtype.element_ty)).reshape([32, 8, HB, 2]).permute((0, 3, 1, 2)).reshape([512, HB])
+    PL: gl.constexpr = pairs_layout(HB)
+    o = gl.convert_layout(o, PL)
+    head = block * HB + gl.arange(0, HB, gl.SliceLayout(0, PL))
+    dim = gl.arange(0, 512, gl.SliceLayout(1, PL))
+    gl.store(row + ((head.to(gl.int64) * 512)[None, :] + dim[:, None]), o, mask=(head < n_heads)[None, :] & (dim < LATENT)[:, None])
+
+
 @gluon.jit
 def row_pairs(x, HB: gl.constexpr):
     """[64, HB] -> two of [4, 8, HB]: the rows that a thread holds, apart. Their sum stays in its registers."""
@@ -440,7 +514,7 @@ def row_pairs(x, HB: gl.constexpr):
 @gluon.jit
 def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
                    FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
-                   SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
+                   TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
                    EXTRA_PAGE: gl.constexpr):
     """Consumer 0, in the warps that asked for the indices and for Q: as these arrive, places and Q go to shared memory."""
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -465,12 +539,12 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
         full, empty, ready_mine, ready_other, q_there = bars
         mbarrier.arrive(q_there, count=1)
     consumer(0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16, HB, CONSUMERS, STAGES,
-             ROPES, SPLIT, PLACES)
+             ROPES, TILE_KEYS, SPLIT, PLACES)
 
 
 @gluon.jit
 def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16: gl.constexpr, HB: gl.constexpr,
-             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
+             CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr, TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr):
     """Consumer W takes every CONSUMERS-th tile of the item."""
     t, split, splits, block, n = item
     left, right, rope = tiles
@@ -482,13 +556,17 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
     HL: gl.constexpr = gl.SliceLayout(0, SL)
     # One consumer writes a part's columns as they lie in its accumulators, 32 bytes of fp32 at a time
     DIRECT: gl.constexpr = SPLIT and CONSUMERS == 1
-    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([8, 1], [4, 8], [4, 1], [0, 1])
+    # Lanes side by side fill whole sectors of 32 bytes: 16 bytes each, in fp32 two lanes to 8 neighbouring dims
+    WIDE: gl.constexpr = SPLIT and part_out.dtype.element_ty == gl.float32
+    OL: gl.constexpr = SL if DIRECT else gl.BlockedLayout([4 if WIDE else 8, 1], [8 if WIDE else 4, 4 if WIDE else 8], [4, 1], [0, 1])
     OH: gl.constexpr = gl.SliceLayout(0, OL)
     if W == 1:
         mbarrier.wait(q_there, 0)
+    # The sum of an item of a tile or two is taken while values are multiplied; else per thread, and once across them at the end
+    SUM_EACH: gl.constexpr = CONSUMERS == 1 and PLACES <= 4
     own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
     m = gl.full([HB], LOWEST, gl.float32, HL)
-    if CONSUMERS == 1:
+    if SUM_EACH:
         l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
     else:
         l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
@@ -500,7 +578,8 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         j = CONSUMERS * i + W
         st = j % STAGES + z
         s = gl.zeros([64, HB], gl.float32, SL)
-        mbarrier.wait(full.index(st), (j // STAGES) & 1)
+        there = (j // STAGES) & 1
+        mbarrier.wait(full.index(st), there)
         fence_async_shared()  # the producer's writes by the generic proxy -> reads of wgmma
         s = warpgroup_mma(left.index(st), ql.index(z).permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma(right.index(st), qr.index(z).permute((1, 0)), s, is_async=True)
@@ -517,12 +596,12 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
             p_rope.store(p.to(gl.bfloat16))  # rope stays bf16
         fence_async_shared()
         al = al * alpha[None, :]
+        al = warpgroup_mma(left.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), al, is_async=True)
         ar = ar * alpha[None, :]
-        al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
-        ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
+        ar = warpgroup_mma(right.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), ar, is_async=True)
         ax = ax * alpha[None, :]
-        ax = warpgroup_mma(rope.index(j % ROPES + z).permute((1, 0)), p_rope, ax, is_async=True)
-        if CONSUMERS == 1:
+        ax = warpgroup_mma(rope.index(j % ROPES + z).slice(0, TILE_KEYS).permute((1, 0)), p_rope.slice(0, TILE_KEYS), ax, is_async=True)
+        if SUM_EACH:
             l = l * alpha + gl.sum(p, 0)
         else:
             alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
@@ -561,7 +640,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         total = stats.index(1).load(OH) * w0 + stats.index(3).load(OH) * w1
     else:
         top = gl.convert_layout(m, OH)
-        total = gl.convert_layout(l, OH)
+        total = gl.convert_layout(l if SUM_EACH else gl.sum(gl.sum(l, 1), 0), OH)
     nothing = total == 0.0
     head = block * HB + gl.arange(0, HB, OH)
     batch = divided(t, s_q)
@@ -577,8 +656,6 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         sink2 = gl.load(sink + head, mask=(head < n_heads) & (has_sink != 0), other=float("-inf")) * LOG2E
         # a sink far above every key makes the total inf, and the output zero, as it should be
         inv = gl.where(nothing, 0.0, 1.0 / (total + gl.exp2(sink2 - top)))
-    if W == 0:
-        write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
     w_mine = (w0 if W == 0 else w1) * inv
     w_other = (w1 if W == 0 else w0) * inv
     if SPLIT:
@@ -589,27 +666,34 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         stride_h = out_stride_h
     if (n > 0) | (not SPLIT):  # a part without keys is not read
         col = gl.arange(0, 256, gl.SliceLayout(1, OL))
-        if W == 0:
-            d = dim_of(col, 0)
-            if DIRECT:
-                o = al * w_mine[None, :]
-            else:
-                o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
-            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+        PAIRS: gl.constexpr = DIRECT and part_out.dtype.element_ty == gl.float16
+        if PAIRS:
+            write_pairs(row, block, n_heads, al * w_mine[None, :], ar * w_mine[None, :], HB)
+        else:
+            if W == 0:
+                d = dim_of(col, 0)
+                if DIRECT:
+                    o = al * w_mine[None, :]
+                else:
+                    o = merged(left, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+                write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
+            if W == CONSUMERS - 1:
+                d = dim_of(col, 1)
+                if DIRECT:
+                    o = ar * w_mine[None, :]
+                else:
+                    o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
+                write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
         if W == CONSUMERS - 1:
-            d = dim_of(col, 1)
-            if DIRECT:
-                o = ar * w_mine[None, :]
-            else:
-                o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
-            write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
-            OX: gl.constexpr = SL if DIRECT else gl.BlockedLayout([8, 1], [4, 8], [2, 2], [0, 1])
+            OX: gl.constexpr = SL if DIRECT else gl.BlockedLayout([4 if WIDE else 8, 1], [8 if WIDE else 4, 4 if WIDE else 8], [2, 2], [0, 1])
             if DIRECT:
                 o = ax * w_mine[None, :]
             else:
                 o = merged(rope, mine_rope, other_rope, own > 0, others > 0, w_mine, w_other, 64, 64, HB, CONSUMERS, OX)
             d = LATENT + gl.arange(0, 64, gl.SliceLayout(1, OX))
             write_columns(row, stride_h, gl.convert_layout(head, gl.SliceLayout(0, OX)), n_heads, o, d, d >= LATENT, OX)
+    if W == 0:
+        write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
 
 
 @gluon.jit
@@ -664,6 +748,8 @@ def attention_kernel(
     SPLIT: gl.constexpr,  # write normalised parts for combine.py
     PAGE: gl.constexpr,  # 0: page, else the exact number; likewise the next
     EXTRA_PAGE: gl.constexpr,
+    SCALES_ONCE: gl.constexpr,  # each scale of a row is loaded by one lane, which gives it to the others; else by all lanes that want it
+    TILE_KEYS: gl.constexpr,  # keys of a tile: 64, or 32 of the 64 rows, where items are few and of one tile
 ):
     KT: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     WARPS: gl.constexpr = PRODUCERS // GROUPS
@@ -684,7 +770,7 @@ def attention_kernel(
     block = gl.program_id(0) - t * head_blocks
     split = gl.program_id(1)
     lens = (lengths, extra_lengths, topk, extra_topk, len_per, has_len, has_extra_len)
-    first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT)
+    first, n, tiles_main, length, extra_length = tiles_of(t, split, splits, lens, DUAL, SPLIT, TILE_KEYS)
     span = (first, n, tiles_main, length, extra_length)
     batch = divided(t, s_q)
     b = batch.to(gl.int64)
@@ -696,13 +782,13 @@ def attention_kernel(
     # The producers start when the first of these are there. They ask for a later tile's when a consumer has ended a tile, which
     # it began behind all of them: STAGES + 2 tiles on at most.
     FIRST: gl.constexpr = 8 if PLACES >= 8 else PLACES
-    index0 = load_indices(0, span, ids, DUAL, FIRST, IL)
+    index0 = load_indices(0, span, ids, DUAL, FIRST, TILE_KEYS, IL)
     index1 = index0
     index2 = index0
     if PLACES >= 16:
-        index1 = load_indices(8, span, ids, DUAL, 8, IL)
+        index1 = load_indices(8, span, ids, DUAL, 8, TILE_KEYS, IL)
     if PLACES >= 32:
-        index2 = load_indices(16, span, ids, DUAL, 16, IL)
+        index2 = load_indices(16, span, ids, DUAL, 16, TILE_KEYS, IL)
     head = block * HB + gl.arange(0, HB, gl.SliceLayout(1, BL))
     mask = (head < n_heads)[:, None]
     col = gl.arange(0, 256, gl.SliceLayout(0, BL))
@@ -766,28 +852,28 @@ def attention_kernel(
             turn1 = new_barriers(1, 1).index(0)
             gl.warp_specialize([
                 (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                            ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                            ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
                 (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
-                            ROPES, SPLIT, PLACES)),
-                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (turn0, turn1), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                            ROPES, TILE_KEYS, SPLIT, PLACES)),
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (turn0, turn1), ROWS, STAGES, GROUPS, ROPES, WARPS, TILE_KEYS, SCALES_ONCE, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
-                (producer, (1, refill, places, feet, tiles_out, (full, empty), placed, (turn1, turn0), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                (producer, (1, refill, places, feet, tiles_out, (full, empty), placed, (turn1, turn0), ROWS, STAGES, GROUPS, ROPES, WARPS, TILE_KEYS, SCALES_ONCE, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
             ], [4, WARPS, WARPS], [R_CONSUMER, R_PRODUCER, R_PRODUCER])
         else:
             gl.warp_specialize([
                 (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                            ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                            ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
                 (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
-                            ROPES, SPLIT, PLACES)),
-                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                            ROPES, TILE_KEYS, SPLIT, PLACES)),
+                (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, TILE_KEYS, SCALES_ONCE, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
             ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
-        bars = (full, empty, full.index(0), full.index(0), full.index(0))
+        bars = (full, empty, placed, placed, placed)
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
-            (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, FP16, DUAL, PAGE, EXTRA_PAGE,
+                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+            (producer, (0, refill, places, feet, tiles_out, (full, empty), placed, (placed, placed), ROWS, STAGES, GROUPS, ROPES, WARPS, TILE_KEYS, SCALES_ONCE, FP16, DUAL, PAGE, EXTRA_PAGE,
                        PLACES)),
         ], [WARPS], [R_PRODUCER])

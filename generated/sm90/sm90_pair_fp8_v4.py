@@ -53,7 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_pair_fp8"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = '3fb68468cbcaa3a3'
+TEMPLATE_HASH = 'ed52ea497044257a'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -761,16 +761,49 @@ def leave(x, out, offset, item, out_stride_h, heads, D0: gl.constexpr):
     gl.store(out + offset + ((head.to(gl.int64) * out_stride_h)[:, None] + col[None, :]), x, mask=(head < heads)[:, None])
 
 
+@gluon.constexpr_function
+def half_way(COLS):
+    """Between the accumulators' order and `by_eight`: one of two exchanges among the four lanes of a row is done. One at a time is
+    made of shuffles; for both at once the compiler would take shared memory, of which there is none left."""
+    regs = [[0, 1], [0, 2], [0, 16], [8, 0]] + [[0, 32 << i] for i in range((COLS // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(regs, [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, COLS])
+
+
+@gluon.constexpr_function
+def by_eight(COLS):
+    """[64, COLS]: the accumulators' order, but that a lane has 8 neighbouring columns, and the lanes of a row 32."""
+    regs = [[0, 1], [0, 2], [0, 4], [8, 0]] + [[0, 32 << i] for i in range((COLS // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(regs, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, COLS])
+
+
+@gluon.jit
+def in_eights(x, COLS: gl.constexpr):
+    """Accumulators as fp16, in `by_eight`: 16 bytes of a lane, two lanes to a sector. As they lie, four lanes would fill half of
+    one, and half sectors cost more than whole ones of twice as many bytes."""
+    y = gl.convert_layout(x.to(gl.float16), half_way(COLS))
+    # two conversions in a row would become one
+    y = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [y], dtype=gl.float16, is_pure=True, pack=2)
+    return gl.convert_layout(y, by_eight(COLS))
+
+
 @gluon.jit
 def leave_part(acc, inv, part_out, part, item, heads, splits, D0: gl.constexpr, COLS: gl.constexpr, L: gl.constexpr):
-    """fp32 rows of a split, straight from the accumulators: a lane's 8 bytes are a quarter of a sector, its neighbours' the
-    rest. Rows without a valid key, whose factor is 0, are not written."""
+    """Rows of a split, fp32 straight from the accumulators (a lane's 8 bytes are a quarter of a sector, its neighbours' the
+    rest), or fp16. Rows without a valid key, whose factor is 0, are not written."""
     _, _, block = place(item, heads, splits, True)
+    x = acc * gl.convert_layout(inv, gl.SliceLayout(1, L))[:, None]
+    if part_out.dtype.element_ty == gl.float16:
+        store_part(in_eights(x, COLS), inv, part_out, part, block, heads, D0, COLS, by_eight(COLS))
+    else:
+        store_part(x, inv, part_out, part, block, heads, D0, COLS, L)
+
+
+@gluon.jit
+def store_part(x, inv, part_out, part, block, heads, D0: gl.constexpr, COLS: gl.constexpr, L: gl.constexpr):
     head = block * 64 + gl.arange(0, 64, gl.SliceLayout(1, L))
     col = D0 + gl.arange(0, COLS, gl.SliceLayout(0, L))
-    factor = gl.convert_layout(inv, gl.SliceLayout(1, L))
-    written = (head < heads) & (factor != 0.0)
-    gl.store(part_out + (((part + head) * D_V)[:, None] + col[None, :]), acc * factor[:, None], mask=written[:, None])
+    written = (head < heads) & (gl.convert_layout(inv, gl.SliceLayout(1, L)) != 0.0)
+    gl.store(part_out + (((part + head) * D_V)[:, None] + col[None, :]), x, mask=written[:, None])
 
 
 @gluon.jit

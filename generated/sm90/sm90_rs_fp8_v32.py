@@ -52,7 +52,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_rs_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = '290fb343d8fec574'
+TEMPLATE_HASH = '3b6025d45a6872dc'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -112,6 +112,19 @@ def warp_layout(HB):
     heads is how statistics of a head are kept: two registers, where the columns of the scores would have them take 16."""
     heads = [[0, 2 << i] if 2 << i < HB else [0, 0] for i in range(5)]
     return gl.DistributedLinearLayout([[0, 1], [1, 0], [2, 0]], heads, [[0, 0], [0, 0]], [], [4, HB])
+
+
+@gluon.constexpr_function
+def dealt_layout(BIT):
+    """[4 warps, 2 << BIT keys, 64 heads]: bit BIT of the keys has changed places with a bit of the heads, so that a lane has both
+    keys of half of its heads: each step of a reduction over the keys then has half as much to pass between lanes as the one
+    before, where it would always be all of it."""
+    keys = [[0, 1 << i, 0] for i in range(BIT)]
+    heads = [[0, 0, 8 << i] for i in range(BIT)]
+    dealt = [[0, 0, 8 << i] for i in range(BIT, 3)]
+    return gl.DistributedLinearLayout(
+        [[0, 0, 1]] + heads + [[0, 1 << BIT, 0]], [[0, 0, 2], [0, 0, 4]] + keys + dealt, [[1, 0, 0], [2, 0, 0]], [], [4, 2 << BIT, 64]
+    )
 
 
 @gluon.constexpr_function
@@ -750,20 +763,26 @@ def producer(
 @gluon.jit
 def take_q(
     q_latent, q_bf16, q_rope, full_q, mine, theirs, it, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr,
-    FP16: gl.constexpr, HB: gl.constexpr,
+    FP16: gl.constexpr, HB: gl.constexpr, LEAN: gl.constexpr,
 ):
     """Wait for Q of an item, bring this group's chunks in order, and wait for the other group's."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     mbarrier.wait(full_q, it & 1)
+    xs = ()
     for i in gl.static_range(FIRST, LAST):
         x = q_bf16.index(i).load(L).reshape([HB, 4, 4, 2, 2]).permute((0, 2, 3, 1, 4)).reshape([HB, 64])
         if FP16:
-            q_latent.index(i).store(x.to(gl.float16))
+            x = x.to(gl.float16)
+        if LEAN:
+            xs = xs + (x,)
         else:
             q_latent.index(i).store(x)
     if ROPE:
         x = q_rope.index(0).load(L).reshape([HB, 2, 4, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([HB, 64])
         q_rope.index(0).store(x)
+    if LEAN:  # all is read before it is written: the warps wait for each other once
+        for i in gl.static_range(FIRST, LAST):
+            q_latent.index(i).store(xs[i - FIRST])
     fence_async_shared()
     mbarrier.arrive(mine, count=1)
     mbarrier.wait(theirs, it & 1)
@@ -871,10 +890,9 @@ def step_fragment(raw, first, second, WORDS: gl.constexpr, FP16: gl.constexpr, H
 
 
 @gluon.jit
-def values(tile, scales, p, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
+def values(tile, scales, p, acc, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
     """O^T += V^T P^T of a tile, 256 dims. What the next step reads is asked for before this one is multiplied, and the tile is
     released as soon as all of it is in registers."""
-    raw, first, second = step_of(tile, scales, 0, 0, 64, FP16)
     for i in gl.static_range(4):
         x = step_fragment(raw, first, second, 64, FP16, HB)
         if i < 3:
@@ -886,13 +904,18 @@ def values(tile, scales, p, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
 
 
 @gluon.jit
-def values_left(tiles, scales, st, p, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
-    return values(tiles[0].index(st), scales[0].index(st), p, acc, empty[0].index(st), FP16, HB)
+def values_left(tiles, scales, st, p, acc, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
+    return values(tiles[0].index(st), scales[0].index(st), p, acc, empty[0].index(st), raw, first, second, FP16, HB)
 
 
 @gluon.jit
-def values_right(tiles, scales, st, p, p_rope, acc, empty, FP16: gl.constexpr, HB: gl.constexpr):
-    return values(tiles[1].index(st), scales[1].index(st), p, acc, empty[1].index(st), FP16, HB)
+def first_step(tiles, scales, st, SIDE: gl.constexpr, FP16: gl.constexpr):
+    return step_of(tiles[SIDE].index(st), scales[SIDE].index(st), 0, 0, 64, FP16)
+
+
+@gluon.jit
+def values_right(tiles, scales, st, p, p_rope, acc, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
+    return values(tiles[1].index(st), scales[1].index(st), p, acc, empty[1].index(st), raw, first, second, FP16, HB)
 
 
 @gluon.jit
@@ -909,9 +932,15 @@ def any_moved(factor):
 
 
 @gluon.jit
-def max_of(x, parts, HB: gl.constexpr):
+def max_of(x, parts, HB: gl.constexpr, LEAN: gl.constexpr):
     """The maximum of each head over the 64 keys: [HB] in `head_layout`."""
-    parts.store(gl.max(gl.max(x.reshape([4, 2, 8, HB]), 1), 1))
+    if LEAN:
+        y = gl.max(x.reshape([4, 2, 8, HB]), 1)
+        y = gl.max(gl.convert_layout(y, dealt_layout(2)).reshape([4, 2, 4, HB]), 1)
+        y = gl.max(gl.convert_layout(y, dealt_layout(1)).reshape([4, 2, 2, HB]), 1)
+        parts.store(gl.max(gl.convert_layout(y, dealt_layout(0)), 1))
+    else:
+        parts.store(gl.max(gl.max(x.reshape([4, 2, 8, HB]), 1), 1))
     return gl.max(parts.load(warp_layout(HB)), 0)
 
 
@@ -920,6 +949,33 @@ def sum_of(x, parts, HB: gl.constexpr):
     """The sum of each head over the 64 keys."""
     parts.store(gl.sum(gl.sum(x.reshape([4, 2, 8, HB]), 1), 1))
     return gl.sum(parts.load(warp_layout(HB)), 0)
+
+
+@gluon.constexpr_function
+def sums_layout():
+    """[64 heads, 8]: sums of the rows of P as the MMA gives them, all 8 the same."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
+
+
+@gluon.constexpr_function
+def kept_layout(HB, LEAN):
+    """Of the sums [HB] of the keys so far."""
+    return gl.SliceLayout(1, sums_layout()) if LEAN else head_layout(HB)
+
+
+@gluon.jit
+def start_sums(p, ones, LEAN: gl.constexpr):
+    """P 1, while the first values are dequantised: of P as it is rounded, so as it multiplies the values."""
+    if LEAN:
+        zero = gl.zeros([64, 8], gl.float32, sums_layout())
+        return warpgroup_mma(p.permute((1, 0)), ones.permute((1, 0)), zero, use_acc=False, is_async=True)
+    else:
+        return 0
+
+
+@gluon.jit
+def end_sums(d):
+    return gl.max(warpgroup_mma_wait(0, deps=[d]), 1)
 
 
 @gluon.jit
@@ -998,14 +1054,15 @@ def left_group(
     heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
     lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
-    q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums,
+    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
+    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums, kept, ones,
     free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
+    KL: gl.constexpr = kept_layout(HB, LEAN)
     item = first_item
     length, extra = load_lengths(
         lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
@@ -1017,13 +1074,13 @@ def left_group(
     _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
     m = gl.full([HB], LOWEST, gl.float32, HL)
     best = gl.full([HB], LOWEST, gl.float32, HL)
-    l = gl.zeros([HB], gl.float32, HL)
+    l = gl.zeros([HB], gl.float32, KL)
     acc = gl.zeros([256, HB], gl.float32, SL)
     j = 0  # pair of the item
     it = 0  # items so far
     g = 0  # pairs so far
     if item < n_items:
-        take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB)
+        take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB, LEAN)
     while item < n_items:
         # Always 0, which the compiler cannot prove: buffers indexed with it have descriptors that vary in the loop, so that
         # they are not hoisted out of it, dozens of 64 bits each, and spilled.
@@ -1040,10 +1097,17 @@ def left_group(
                 _, _, block = place(item, heads, splits, SPLIT, HB)
                 sinks = load_sink(sink, block, heads, has_sink, HB)
         x = mask(p, places.index(st0), HB)
-        mx = max_of(x, maxima, HB) * scale_log2
+        mx = max_of(x, maxima, HB, LEAN) * scale_log2
         best = gl.maximum(best, mx)
-        m0 = gl.where(mx > threshold(m, m, l, SLACK, SHARE), mx, m)
+        l_heads = m
+        if SHARE:
+            l_heads = l
+            if LEAN:
+                l_heads = kept.load(HL)
+        m0 = gl.where(mx > threshold(m, m, l_heads, SLACK, SHARE), mx, m)
         a = gl.exp2(m - m0)
+        if LEAN:
+            moved = any_moved(a)
         mbarrier.wait(free_s0, (g & 1) ^ 1)
         m0_buf.store(m0)
         a0_buf.store(a)
@@ -1051,27 +1115,55 @@ def left_group(
         s0_buf.index(z).store(s.to(HALF))
         if V_ROPE and FP16:
             s0_rope.index(z).store(s.to(gl.bfloat16))
+        if LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
         fence_async_shared()
         mbarrier.arrive(ready_s0, count=1)
-        l = l * a + sum_of(s, sums, HB)
-        acc = rescale(acc, a0_buf, any_moved(a), HB)
-        acc = values_left(tiles, pair_scale, st0, s0_buf.index(z), acc, empty, FP16, HB)
+        if not LEAN:
+            moved = any_moved(a)
+        d = start_sums(s0_buf.index(z), ones.index(z), LEAN)
+        if not LEAN:
+            l = l * a + sum_of(s, sums, HB)
+        acc = rescale(acc, a0_buf, moved, HB)
+        if not LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
+        acc = values_left(tiles, pair_scale, st0, s0_buf.index(z), acc, empty, raw, first, second, FP16, HB)
+        if LEAN and SHARE:
+            kept.store(kept.load(KL) * a0_buf.load(KL) + end_sums(d))
+        elif LEAN:
+            l = l * a0_buf.load(KL) + end_sums(d)
         # ---- tile 1, from the right group
         mbarrier.wait(ready_s1, g & 1)
+        if LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
         m = m1_buf.load(HL)
         a = a1_buf.load(HL)
-        l = l * a
+        if LEAN and SHARE:
+            kept.store(kept.load(KL) * a1_buf.load(KL))
+        else:
+            l = l * (a1_buf.load(KL) if LEAN else a)
         acc = rescale(acc, a1_buf, any_moved(a), HB)
         inv = m
         offset = gl.full([], 0, gl.int64)
-        acc = values_left(tiles, pair_scale, st1, s1_buf.index(z), acc, empty, FP16, HB)
+        if not LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
+        acc = values_left(tiles, pair_scale, st1, s1_buf.index(z), acc, empty, raw, first, second, FP16, HB)
         j += 1
         if last:
-            l0_buf.store(l)
+            if LEAN and SHARE:
+                l_heads = kept.load(HL)
+                l0_buf.store(l_heads)
+                kept.store(gl.zeros([HB], gl.float32, HL))
+            elif LEAN:
+                l0_buf.store(l)
+                l_heads = l0_buf.load(HL)
+            else:
+                l0_buf.store(l)
+                l_heads = l
             best0_buf.store(best)
             mbarrier.arrive(ready_l0, count=1)
             inv, offset = prepare_left(
-                l, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse,
+                l_heads, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse,
                 out_stride_b, out_stride_s, lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT, HB, l1_buf, ready_l1,
             )
             if SPLIT:
@@ -1081,12 +1173,12 @@ def left_group(
             acc = gl.zeros([256, HB], gl.float32, SL)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
-            l = gl.zeros([HB], gl.float32, HL)
+            l = gl.zeros([HB], gl.float32, KL)
             j = 0
             it += 1
             item += stride
             if item < n_items:
-                take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, it, 0, 4, False, FP16, HB)
+                take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, it, 0, 4, False, FP16, HB, LEAN)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
@@ -1128,14 +1220,15 @@ def right_group(
     heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
     max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
-    q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums,
+    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
+    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums, kept, ones,
     free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
+    KL: gl.constexpr = kept_layout(HB, LEAN)
     item = first_item
     length, extra = load_lengths(
         lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
@@ -1147,13 +1240,13 @@ def right_group(
     _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
     m = gl.full([HB], LOWEST, gl.float32, HL)
     best = gl.full([HB], LOWEST, gl.float32, HL)
-    l = gl.zeros([HB], gl.float32, HL)
+    l = gl.zeros([HB], gl.float32, KL)
     acc = gl.zeros([256, HB], gl.float32, SL)
     j = 0
     it = 0
     g = 0
     if item < n_items:
-        take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB)
+        take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB, LEAN)
     while item < n_items:
         z = g >> 30
         st0 = (2 * g) % STAGES
@@ -1168,40 +1261,75 @@ def right_group(
                 _, _, block = place(item, heads, splits, SPLIT, HB)
                 sinks = load_sink(sink, block, heads, has_sink, HB)
         x = mask(p, places.index(st1), HB)
-        mx = max_of(x, maxima, HB) * scale_log2
+        mx = max_of(x, maxima, HB, LEAN) * scale_log2
         best = gl.maximum(best, mx)
         # ---- tile 0's maximum, from the left group; softmax of tile 1, publish
         mbarrier.wait(ready_s0, g & 1)
         m0 = m0_buf.load(HL)
-        m1 = gl.where(mx > threshold(m0, m, l, SLACK, SHARE), mx, m0)
+        if LEAN:
+            moved0 = any_moved(a0_buf.load(HL))
+        l_heads = m
+        if SHARE:
+            l_heads = l
+            if LEAN:
+                l_heads = kept.load(HL)
+        m1 = gl.where(mx > threshold(m0, m, l_heads, SLACK, SHARE), mx, m0)
         a = gl.exp2(m0 - m1)
+        if LEAN:
+            moved = any_moved(a)
         m1_buf.store(m1)
         a1_buf.store(a)
         s = gl.exp2(x * scale_log2 - m1_buf.load(gl.SliceLayout(0, SL))[None, :])
         s1_buf.index(z).store(s.to(HALF))
         if V_ROPE and FP16:
             s1_rope.index(z).store(s.to(gl.bfloat16))
+        if LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st0, 1, FP16)
         fence_async_shared()
         mbarrier.arrive(ready_s1, count=1)
-        a0 = a0_buf.load(HL)
-        l = l * (a0 * a) + sum_of(s, sums, HB)
-        if last:
-            l1_buf.store(l)
-            mbarrier.arrive(ready_l1, count=1)
+        d = start_sums(s1_buf.index(z), ones.index(z), LEAN)
+        if not LEAN:
+            a0 = a0_buf.load(HL)
+            l = l * (a0 * a) + sum_of(s, sums, HB)
+            if last:
+                l1_buf.store(l)
+                mbarrier.arrive(ready_l1, count=1)
         # ---- tile 0
-        moved = any_moved(a0)
-        acc = rescale(acc, a0_buf, moved, HB)
-        acc = values_right(tiles, pair_scale, st0, s0_buf.index(z), s0_buf.index(z), acc, empty, FP16, HB)
+        if not LEAN:
+            moved0 = any_moved(a0)
+        acc = rescale(acc, a0_buf, moved0, HB)
+        if not LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st0, 1, FP16)
+        acc = values_right(tiles, pair_scale, st0, s0_buf.index(z), s0_buf.index(z), acc, empty, raw, first, second, FP16, HB)
+        if LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st1, 1, FP16)
+        if LEAN and SHARE:
+            kept.store(kept.load(KL) * (a0_buf.load(KL) * a1_buf.load(KL)) + end_sums(d))
+            if last:
+                l1_buf.store(kept.load(HL))
+                mbarrier.arrive(ready_l1, count=1)
+                kept.store(gl.zeros([HB], gl.float32, HL))
+        elif LEAN:
+            l = l * (a0_buf.load(KL) * a1_buf.load(KL)) + end_sums(d)
+            if last:
+                l1_buf.store(l)
+                mbarrier.arrive(ready_l1, count=1)
         mbarrier.arrive(free_s0, count=1)
         # ---- tile 1
-        moved = any_moved(a)
+        if not LEAN:
+            moved = any_moved(a)
         acc = rescale(acc, a1_buf, moved, HB)
-        acc = values_right(tiles, pair_scale, st1, s1_buf.index(z), s1_buf.index(z), acc, empty, FP16, HB)
+        if not LEAN:
+            raw, first, second = first_step(tiles, pair_scale, st1, 1, FP16)
+        acc = values_right(tiles, pair_scale, st1, s1_buf.index(z), s1_buf.index(z), acc, empty, raw, first, second, FP16, HB)
         m = m1
         j += 1
         if last:
+            l_heads = l
+            if LEAN:
+                l_heads = l1_buf.load(HL)
             inv, offset = prepare_right(
-                l, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max,
+                l_heads, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max,
                 out_stride_b, out_stride_s, max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l0_buf, best0_buf, ready_l0,
             )
             to = part_out if SPLIT else out
@@ -1210,12 +1338,12 @@ def right_group(
             acc = gl.zeros([256, HB], gl.float32, SL)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
-            l = gl.zeros([HB], gl.float32, HL)
+            l = gl.zeros([HB], gl.float32, KL)
             j = 0
             it += 1
             item += stride
             if item < n_items:
-                take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB)
+                take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB, LEAN)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
@@ -1296,6 +1424,7 @@ def attention_kernel(
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
     SLACK: gl.constexpr,  # growth in log2 that a column's maximum must have to be taken up
+    LEAN: gl.constexpr,  # for 64 heads and FP16: sums of P by MMA, maxima dealt out among lanes, the first values read early
 ):
     if SPLIT:
         release_dependents()
@@ -1333,6 +1462,15 @@ def attention_kernel(
     maxima1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
+    kept0 = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    kept1 = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    kept0.store(gl.zeros([HB], gl.float32, gl.BlockedLayout([1], [32], [4], [0])))
+    kept1.store(gl.zeros([HB], gl.float32, gl.BlockedLayout([1], [32], [4], [0])))
+    ones = s0_buf
+    if LEAN:
+        ones = gl.allocate_shared_memory(HALF, [1, 8, 64], TILE)
+        ones.index(0).store(gl.full([8, 64], 1.0, HALF, gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])))
+        fence_async_shared()
     places = gl.allocate_shared_memory(gl.int32, [STAGES, 64], VECTOR)
     raw_indices = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
     offsets = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
@@ -1370,18 +1508,18 @@ def attention_kernel(
                 lengths, extra_lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
                 n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse,
                 out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
-                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES,
+                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
                 q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima0, sums0,
+                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima0, sums0, kept0, ones,
                 free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
             )),
             (right_group, (
                 lengths, extra_lengths, sink, out, max_logits, part_out, part_max, scale_log2,
                 n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max,
                 out_stride_b, out_stride_s, out_stride_h, max_stride_b, max_stride_s, max_stride_h,
-                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES,
+                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
                 q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima1, sums1,
+                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima1, sums1, kept1, ones,
                 free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
             )),
             (producer, (

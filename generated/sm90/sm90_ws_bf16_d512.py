@@ -18,10 +18,13 @@ but an item without a key has one pair, fully masked. Twelve warps in three part
   right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0 (S0 from shared memory), O += S1 V1 (S1 from registers)
 
 Both groups take tile 0 before tile 1, so that a pair needs two hand-overs: the left group publishes S0 and its maximum, the
-right group derives its own maximum from that one and publishes S1. What else must be ordered follows from the halves:
+right group derives its own maximum from that one and publishes S1, before its own product with S0: the warps stand still while
+the tensor cores take one product after the other. What else must be ordered follows from the halves:
 
   barrier          signalled by                     when                                     read by
-  free_q           both groups                      their last scores of the item are done   producer
+  free_ql          left; right                      the item's last scores are done; those   producer
+                                                    over the left half of Q
+  free_qr          right                            the item's last scores are done          producer
   full_0l .. _1r   producer                         a half has arrived, and with 0l the Q of left 0l 0r, right 1l 1r
                                                     a new item (copies arrive in order), with
                                                     0r and 1l the bits of the pair and what follows
@@ -51,7 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws"
 LAYOUT = 'bf16_d512'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'abe9f2f10c017c22'
+TEMPLATE_HASH = '7ac2535f8c19cd34'
 TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -79,6 +82,9 @@ LEAVE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 KEYS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))  # the 128 keys of a pair, a warp per word of bits
 LINES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+_FETCH = gl.constexpr(
+    "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 1024; mov.u32 $0, 0; }"
+)
 SAME_ITEM = gl.constexpr(-1)  # what follows a pair that is not the last of its item
 
 # acc *= factor, unless every factor of the warp is exactly 1. Gluon has no branch per warp: 128 accumulators tied to the
@@ -107,6 +113,12 @@ def touch_l2(address):
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def fetch_row(address, use):
+    """Bring the row of K at an int64 address into the L2, where `use` is not 0."""
+    gl.inline_asm_elementwise(_FETCH, "=r,l,r", [address, use], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -243,6 +255,15 @@ def prefetch_item(
 
 
 @gluon.jit
+def fetch_rows(kv, keys, slots, kv_stride, item, heads):
+    """Rows of the next pair into the L2, where they come from device memory. A bulk instruction takes one address, so that a
+    warp goes through its rows one by one. The two programs of a token want the same rows: each fetches every other one."""
+    mine = (heads <= 64) | ((gl.arange(0, 32, gl.SliceLayout(0, KEYS))[None, :] & 1) == (item & 1))
+    use = (keys >= 0) & (keys < slots) & mine
+    fetch_row((kv + keys.to(gl.int64) * kv_stride).to(gl.int64), use.to(gl.int32))
+
+
+@gluon.jit
 def look_ahead(
     item, j, n, after, ahead, lengths, counter, n_items, stride, topk, len_per, has_len, heads, splits,
     SPLIT: gl.constexpr, DYNAMIC: gl.constexpr,
@@ -266,9 +287,9 @@ def look_ahead(
 def producer(
     q, kv, indices, lengths, heads, s_q, topk, slots, len_per, has_len, kv_stride,
     q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
-    SPLIT: gl.constexpr, PREFETCH_L2: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLIT: gl.constexpr, PREFETCH_L2: gl.constexpr, PREFETCH_ROWS: gl.constexpr, DYNAMIC: gl.constexpr,
     q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
-    free_q, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
+    free_ql, free_qr, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
 ):
     item = first_item
     length = load_length(lengths, item, n_items, topk, len_per, has_len, heads, splits, SPLIT)
@@ -293,10 +314,11 @@ def producer(
     while item < n_items:
         phase = (g & 1) ^ 1
         if j == 0:
-            mbarrier.wait(free_q, (it & 1) ^ 1)
+            mbarrier.wait(free_ql, (it & 1) ^ 1)
             head = block * 64 + gl.arange(0, 64, gl.SliceLayout(1, GATHER))
             q_offset = head.to(gl.int64) * q_stride_h
             gather(q_row, q_offset, head < heads, 0, 256, q_l.index(0), True)
+            mbarrier.wait(free_qr, (it & 1) ^ 1)
             gather(q_row, q_offset, head < heads, 256, 256, q_r.index(0), True)
             if ROPE > 0:
                 gather(q_row, q_offset, head < heads, 512, 64, q_x.index(0), True)
@@ -343,6 +365,8 @@ def producer(
                 k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, True,
             )
+        if PREFETCH_ROWS:
+            fetch_rows(kv, keys, slots, kv_stride, item, heads)
         # scalars here, since the compiler waits for them at once
         lead = load_lead(ids, pos, length)
         after, ahead = look_ahead(item, j, n, after, ahead, lengths, counter, n_items, stride, topk, len_per, has_len, heads,
@@ -383,12 +407,15 @@ def load_follow(follow_buf):
 
 @gluon.jit
 def mask(p, bits):
-    """-inf where the key is not valid. `bits`: the tile's two words, in every thread; splitting the shift leaves one that
-    depends on the lane and masks that are constants."""
-    col = gl.arange(0, 32, gl.SliceLayout(0, BITS))[None, :]
-    bit = (bits[:, None] >> (col & 6)) & (1 << (col & 25))
-    valid = gl.convert_layout((bit != 0).reshape([64]), gl.SliceLayout(0, SCORES), assert_trivial=True)
-    return gl.where(valid[None, :], p, float("-inf"))
+    """-inf where the key is not valid, if any is not. `bits`: the tile's two words, in every thread; splitting the shift leaves
+    one that depends on the lane and masks that are constants."""
+    x = p
+    if gl.sum((bits == -1).to(gl.int32), 0) != 2:
+        col = gl.arange(0, 32, gl.SliceLayout(0, BITS))[None, :]
+        bit = (bits[:, None] >> (col & 6)) & (1 << (col & 25))
+        valid = gl.convert_layout((bit != 0).reshape([64]), gl.SliceLayout(0, SCORES), assert_trivial=True)
+        x = gl.where(valid[None, :], p, float("-inf"))
+    return x
 
 
 @gluon.jit
@@ -434,11 +461,12 @@ def stage(acc, inv, half, free):
 
 @gluon.jit
 def leave(x, out, offset, item, out_stride_h, heads, D0: gl.constexpr):
-    """Staged rows to the output."""
+    """Staged rows to the output, which nobody reads soon: .cs, so that they leave the L2 before rows of K do."""
     _, _, block = place(item, heads, 1, False)
     head = block * 64 + gl.arange(0, 64, gl.SliceLayout(1, LEAVE))
     col = D0 + gl.arange(0, 256, gl.SliceLayout(0, LEAVE))
-    gl.store(out + offset + ((head.to(gl.int64) * out_stride_h)[:, None] + col[None, :]), x, mask=(head < heads)[:, None])
+    at = out + offset + ((head.to(gl.int64) * out_stride_h)[:, None] + col[None, :])
+    gl.store(at, x, mask=(head < heads)[:, None], cache_modifier=".cs")
 
 
 @gluon.jit
@@ -458,9 +486,10 @@ def left_group(
     sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
     heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
     lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
-    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, QK_FIRST: gl.constexpr, FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0, follow_buf,
-    free_q, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
+    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FIRST_SUM: gl.constexpr, QK_FIRST: gl.constexpr,
+    FENCE: gl.constexpr,
+    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0, follow_buf, start_buf,
+    free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
     m = gl.full([64], LOWEST, gl.float32, ROW)
@@ -484,7 +513,7 @@ def left_group(
         last = follow != SAME_ITEM
         sinks = m
         if last:
-            mbarrier.arrive(free_q, count=1)
+            mbarrier.arrive(free_ql, count=1)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
@@ -497,6 +526,9 @@ def left_group(
         sb = s.to(gl.bfloat16)
         s0_buf.index(z).store(sb)
         m0_buf.store(m0)
+        if FIRST_SUM:
+            if not begun:  # the right group has no sum yet by which to judge its keys
+                start_buf.store(gl.sum(s, 1))
         fence_async_shared()
         mbarrier.arrive(ready_s0, count=1)
         acc = rescale(acc, a)
@@ -601,9 +633,9 @@ def right_group(
     sink, out, max_logits, part_out, part_max, scale_log2,
     heads, s_q, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
     max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item,
-    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1, follow_buf,
-    free_q, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
+    SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FIRST_SUM: gl.constexpr, FENCE: gl.constexpr,
+    q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1, follow_buf, start_buf,
+    free_ql, free_qr, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
     m = gl.full([64], LOWEST, gl.float32, ROW)
@@ -619,45 +651,56 @@ def right_group(
         # ---- scores of tile 1
         p = gl.zeros([64, 64], gl.float32, SCORES)
         p = scores(q_l.index(z), k1_l.index(z), p, False, full_1l, phase, True, FENCE)
-        p = scores(q_r.index(z), k1_r.index(z), p, True, full_1r, phase, True, FENCE)
+        follow = load_follow(follow_buf)
+        last = follow != SAME_ITEM
+        if last:  # so that the next Q is on its way early
+            done = warpgroup_mma_wait(0, deps=[p])
+            mbarrier.arrive(free_ql, count=1)
+            p = scores(q_r.index(z), k1_r.index(z), done, True, full_1r, phase, True, FENCE)
+        else:
+            p = scores(q_r.index(z), k1_r.index(z), p, True, full_1r, phase, True, FENCE)
         if ROPE > 0:
             p = warpgroup_mma(q_x.index(z), k1_x.index(z).permute((1, 0)), p, is_async=True)
         bits = bits1.load(gl.SliceLayout(1, BITS))
-        follow = load_follow(follow_buf)
-        last = follow != SAME_ITEM
         p = warpgroup_mma_wait(0, deps=[p])
         sinks = m
         if last:
-            mbarrier.arrive(free_q, count=1)
+            mbarrier.arrive(free_qr, count=1)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
         x = mask(p, bits)
         mx = gl.max(x, 1) * scale_log2
         best = gl.maximum(best, mx)
-        # ---- tile 0, from the left group: on the tensor cores while this group takes its exponentials
+        # ---- tile 1: softmax, publish
         mbarrier.wait(ready_s0, phase)
         m0 = m0_buf.load(ROW)
         a = gl.exp2(m - m0)
-        acc = rescale(acc, a)
-        acc = warpgroup_mma(s0_buf.index(z), k0_r.index(z), acc, use_acc=begun, is_async=True)
-        # ---- tile 1: softmax, publish
-        m = gl.where(mx > limit(m0, m, l, SLACK, SHARE), mx, m0)
+        so_far = l
+        if FIRST_SUM:
+            if not begun:
+                so_far = start_buf.load(ROW)
+                m = m0
+        m = gl.where(mx > limit(m0, m, so_far, SLACK, SHARE), mx, m0)
         s = gl.exp2(x * scale_log2 - m[:, None])
         sb = s.to(gl.bfloat16)
         s1_buf.index(z).store(sb)
         m1_buf.store(m)
         fence_async_shared()
         mbarrier.arrive(ready_s1, count=1)
+        # ---- tile 0, from the left group
         c = gl.exp2(m0 - m)
+        acc = rescale(acc, a)
+        acc = warpgroup_mma(s0_buf.index(z), k0_r.index(z), acc, use_acc=begun, is_async=True)
+        # s passes through the wait, or its sum would be taken before S1 is published
+        acc, s = warpgroup_mma_wait(0, deps=[acc, s])
+        mbarrier.arrive(free_0r, count=1)
+        acc = rescale(acc, c)
+        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k1_r.index(z), acc, is_async=True)
         l = l * (a * c) + gl.sum(s, 1)
         if last:
             l1_buf.store(l)
             mbarrier.arrive(ready_l1, count=1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free_0r, count=1)
-        acc = rescale(acc, c)
-        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k1_r.index(z), acc, is_async=True)
         inv = m
         offset = gl.full([], 0, gl.int64)
         if last:
@@ -746,10 +789,12 @@ def attention_kernel(
     FP16: gl.constexpr,  # of no meaning for bf16 rows
     PERSISTENT: gl.constexpr,  # the grid is smaller than the items
     PREFETCH_L2: gl.constexpr,  # bring Q and indices of the next item into the L2
+    PREFETCH_ROWS: gl.constexpr,  # bring the rows of the next pair into the L2
     QK_FIRST: gl.constexpr,  # left group: issue the next item's first scores before the finished rows are stored
     DYNAMIC: gl.constexpr,  # items beyond the first are taken from *counter, which starts at 0
     SLACK: gl.constexpr,  # growth in log2 that a row maximum must have to be taken up
     SHARE: gl.constexpr,  # or -log2 of the share of the sum so far that a new key must have
+    FIRST_SUM: gl.constexpr,  # an item's first tile 1 is judged by the left group's sum of tile 0, not by growth alone
     FENCE: gl.constexpr,  # proxy fence between the arrival of rows and the MMA that reads them
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
@@ -782,6 +827,7 @@ def attention_kernel(
     l0_buf = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     l1_buf = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     best0_buf = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
+    start_buf = gl.allocate_shared_memory(gl.float32, [64], VECTOR)  # the left group's sum of an item's first tile
     bits = gl.allocate_shared_memory(gl.int32, [4], VECTOR)
     bits0 = bits.slice(0, 2)
     bits1 = bits.slice(2, 2)
@@ -790,7 +836,8 @@ def attention_kernel(
     full_0r = new_barrier(129)  # and once more for the bits
     full_1l = new_barrier(129)
     full_1r = new_barrier(128)
-    free_q = new_barrier(2)
+    free_ql = new_barrier(2)
+    free_qr = new_barrier(1)
     free_0l = new_barrier(1)
     free_0r = new_barrier(1)
     free_1l = new_barrier(1)
@@ -811,26 +858,26 @@ def attention_kernel(
                 sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
                 n_heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
                 lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
-                SPLIT, SLACK, SHARE, QK_FIRST, FENCE,
+                SPLIT, SLACK, SHARE, FIRST_SUM, QK_FIRST, FENCE,
                 q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0,
-                follow_buf,
-                free_q, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
+                follow_buf, start_buf,
+                free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (right_group, (
                 sink, out, max_logits, part_out, part_max, scale_log2,
                 n_heads, s_q, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
                 max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item,
-                SPLIT, SLACK, SHARE, FENCE,
+                SPLIT, SLACK, SHARE, FIRST_SUM, FENCE,
                 q_l, q_r, q_x, k0_r, k1_l, k1_r, k1_x, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits1,
-                follow_buf,
-                free_q, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
+                follow_buf, start_buf,
+                free_ql, free_qr, full_1l, full_1r, free_0r, free_1r, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (producer, (
                 q, kv, indices, lengths, n_heads, s_q, topk, slots, len_per, has_len, page_stride,
                 q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
-                SPLIT, PREFETCH_L2, DYNAMIC,
+                SPLIT, PREFETCH_L2, PREFETCH_ROWS, DYNAMIC,
                 q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
-                free_q, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
+                free_ql, free_qr, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
             )),
         ],
         [4, 4],

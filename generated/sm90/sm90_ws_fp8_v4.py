@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws_fp8"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'f3bbd2cccc50ed94'
+TEMPLATE_HASH = '6591293dfef5cdbc'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -665,11 +665,8 @@ def softmax_group(
             gl.store(part_lse + part + h, lse2, mask=exists)
             gl.store(part_max + part + h, top, mask=exists & (has_max != 0))
             if count > 0:
-                col = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SL)), 0)
-                row = part_out + part * D_V + gl.expand_dims(h64 * D_V, 1) + col
-                mask = gl.broadcast(gl.expand_dims(exists, 1), oa)[0]
-                gl.store(row + 384, oa, mask=mask)
-                gl.store(row + 448, ob, mask=mask)
+                store_part(part_out + part * D_V, head_block, n_heads, oa, 384, 64, SL)
+                store_part(part_out + part * D_V, head_block, n_heads, ob, 448, 64, SL)
         else:
             lse_out = gl.where(none, empty_lse, lse2 * (LN2 * lse_scale))
             gl.store(lse + b * lse_stride_b + s_pos * lse_stride_s + h64 * lse_stride_h, lse_out, mask=exists & (has_lse != 0))
@@ -823,8 +820,42 @@ def zero_out(row, stride_h, head_block, n_heads, C0: gl.constexpr, WIDTH: gl.con
     gl.store(row + gl.expand_dims(h.to(gl.int64) * stride_h, 1) + col, zeros, mask=gl.expand_dims(h < n_heads, 1))
 
 
+@gluon.constexpr_function
+def half_way(COLS):
+    """Between the accumulators' order and `by_eight`: one of two exchanges among the four lanes of a row is done. One at a time is
+    made of shuffles; for both at once the compiler would take shared memory, of which there is none left."""
+    regs = [[0, 1], [0, 2], [0, 16], [8, 0]] + [[0, 32 << i] for i in range((COLS // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(regs, [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, COLS])
+
+
+@gluon.constexpr_function
+def by_eight(COLS):
+    """[64, COLS]: the accumulators' order, but that a lane has 8 neighbouring columns, and the lanes of a row 32."""
+    regs = [[0, 1], [0, 2], [0, 4], [8, 0]] + [[0, 32 << i] for i in range((COLS // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(regs, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, COLS])
+
+
+@gluon.jit
+def in_eights(x, COLS: gl.constexpr):
+    """Accumulators as fp16, in `by_eight`: 16 bytes of a lane, two lanes to a sector. As they lie, four lanes would fill half of
+    one, and half sectors cost more than whole ones of twice as many bytes."""
+    y = gl.convert_layout(x.to(gl.float16), half_way(COLS))
+    # two conversions in a row would become one
+    y = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [y], dtype=gl.float16, is_pure=True, pack=2)
+    return gl.convert_layout(y, by_eight(COLS))
+
+
 @gluon.jit
 def store_part(row, head_block, n_heads, x, C0: gl.constexpr, WIDTH: gl.constexpr, L: gl.constexpr):
+    """Columns C0.. of the rows of a split, fp32 straight from the accumulators, or fp16."""
+    if row.dtype.element_ty == gl.float16:
+        store_columns(row, head_block, n_heads, in_eights(x, WIDTH), C0, WIDTH, by_eight(WIDTH))
+    else:
+        store_columns(row, head_block, n_heads, x, C0, WIDTH, L)
+
+
+@gluon.jit
+def store_columns(row, head_block, n_heads, x, C0: gl.constexpr, WIDTH: gl.constexpr, L: gl.constexpr):
     h = head_block * 64 + gl.arange(0, 64, gl.SliceLayout(1, L))
     col = gl.expand_dims(C0 + gl.arange(0, WIDTH, gl.SliceLayout(0, L)), 0)
     gl.store(row + gl.expand_dims(h.to(gl.int64) * D_V, 1) + col, x, mask=gl.expand_dims(h < n_heads, 1))
