@@ -7,7 +7,7 @@ Kernel modules are siblings `<arch>/<module>.py` of this file in an emitted tree
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from .families import (
     Family,
     attention_constants,
     combine_tile,
+    exact_sums,
     family_of,
     grid_of,
     merge_starts_early,
@@ -89,7 +90,8 @@ def _sms(device: torch.device) -> int:
 def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
     """Constants and split count for `shape`. A pure function: every rank and every replay gets the same. The tuned split count
     holds for the anchor's token count (`families.splits_for`)."""
-    config = entry.config
+    family, config = family_of(entry.module, entry.layout), entry.config
+    config = replace(config, tunables=exact_sums(family, config.tunables)) if shape.lse else config
     special = exact and bool(config.get("specialise", False)) and _one_shape(entry)
     block_k = int(config["block_k"])
     splits = splits_for(
@@ -99,7 +101,6 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
         head_blocks=-(-shape.heads // int(config["block_h"])),
         blocks=-(-shape.topk // block_k) + -(-shape.extra_topk // block_k),
     )
-    family = family_of(entry.module, entry.layout)
     return Plan(
         config=config,
         family=family,
@@ -197,6 +198,7 @@ def _shape_of(call: AttentionCall) -> Shape:
         extra_page=extra.page if extra else 0,
         fp16=call.fp16,
         aligned=call.aligned,
+        lse=call.lse is not None,
     )
 
 
@@ -208,8 +210,7 @@ def run(
     if kernels is not None and kernels.serves(arch, entry, exact, package):
         launch(call, kernels.plan, kernels.modules, workspace)
         return
-    plan = _known_plan(call_shape(call), entry, exact)
-    launch(call, plan, load_modules(package, arch, entry.module), workspace)
+    launch(call, _known_plan(call_shape(call), entry, exact), load_modules(package, arch, entry.module), workspace)
     if call.memo is not None and call.memo.kernels is not None:
         call.memo.kernels.served = (arch, entry, exact, package)
 
@@ -378,9 +379,7 @@ def _placeholder(call: AttentionCall) -> torch.Tensor:
     found = _placeholders.get(device)
     if found is None:
         found = call.q.new_empty(4, dtype=torch.float32)
-        if not (
-            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):  # a capture's memory is its graph's
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # a capture's memory is its graph's
             _placeholders[device] = found
     return found
 

@@ -13,7 +13,8 @@ class Shape:
     """The shape of one call, as the host sees it. Pages are tokens per page (0: flat rows or no extra cache).
 
     `fp16`: the caller states that every group scale lies in `families.FP16_SCALES`. `aligned`: tensors and strides allow
-    copies of 16 bytes, and sm_scale is positive (see `families.Family`).
+    copies of 16 bytes, and sm_scale is positive (see `families.Family`). `lse`: the call asks for lse, which no look-up asks, but
+    one kernel has another form for it (`families.exact_sums`).
     """
 
     layout: str
@@ -25,6 +26,7 @@ class Shape:
     extra_page: int = 0
     fp16: bool = False
     aligned: bool = True
+    lse: bool = False
 
     @property
     def dual(self) -> bool:

@@ -162,6 +162,7 @@ def shape_of(case: VerifyCase) -> Shape:
         extra_page=spec.extra_page if spec.extra_topk else 0,
         fp16=STATED in case.flags and not no_range,
         aligned=_aligned(spec),
+        lse=bool(dict(case.flags).get("return_lse")),
     )
 
 
@@ -175,7 +176,7 @@ def _aligned(spec: CaseSpec) -> bool:
 
 def _kernel_of(shape: Shape, padded: bool, package: str, arch: str, device_class: str | None) -> KernelForm | None:
     try:
-        entry, exact = _choice(_stretch_of(shape, package, arch), package, arch, device_class)
+        entry, exact = _choice(_stretch_of(replace(shape, lse=False), package, arch), package, arch, device_class)
         # heads that are padded and those that are not are compared in the generic form of one entry
         plan = importlib.import_module(f"{package}.launch").make_plan(shape, entry, exact and not padded)
         constants = repr((sorted(plan.constants.items()), sorted(plan.options.items())))

@@ -59,6 +59,9 @@ TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
+# Newer Tritons run out of registers where masks are skipped.
+SKIP_MASKS = gl.constexpr(not hasattr(async_copy, "async_load"))
+
 D_V = gl.constexpr(512)
 ROPE = gl.constexpr(64)  # dims of a row that only scores use
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -410,7 +413,10 @@ def mask(p, bits):
     """-inf where the key is not valid, if any is not. `bits`: the tile's two words, in every thread; splitting the shift leaves
     one that depends on the lane and masks that are constants."""
     x = p
-    if gl.sum((bits == -1).to(gl.int32), 0) != 2:
+    needed = True
+    if SKIP_MASKS:
+        needed = gl.sum((bits == -1).to(gl.int32), 0) != 2
+    if needed:
         col = gl.arange(0, 32, gl.SliceLayout(0, BITS))[None, :]
         bit = (bits[:, None] >> (col & 6)) & (1 << (col & 25))
         valid = gl.convert_layout((bit != 0).reshape([64]), gl.SliceLayout(0, SCORES), assert_trivial=True)

@@ -116,10 +116,19 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
             # few rows have another merge, whatever the number of parts, and few programs launch theirs early
             early = launch.merges_early(plan, at.tokens, at.heads)
             merge = (combine_tile(rows, 2, plan.parts), early) if scratch else None
-            variant = (choice.entry, choice.exact, scratch // rows, merge)  # scratch per row: the number of splits
-            if variant not in done:
-                done.add(variant)
-                _run_empty(at, target.arch, choice, place)
+            for lse in (False, True):
+                asked = replace(at, lse=lse)
+                config = launch.make_plan(asked, choice.entry, choice.exact).config  # one kernel has two forms
+                variant = (
+                    choice.entry,
+                    config,
+                    choice.exact,
+                    scratch // rows,
+                    merge,
+                )  # scratch per row: the number of splits
+                if variant not in done:
+                    done.add(variant)
+                    _run_empty(asked, target.arch, choice, place)
         launches += len(done)
     return launches
 
@@ -166,7 +175,7 @@ def empty_call(shape: Shape, device: torch.device) -> AttentionCall:
         extra_kv=_empty_cache(shape.layout, shape.extra_page, device) if shape.dual else None,
         extra_indices=None if extra is None else extra[:1],
         extra_topk_length=None if extra is None else lengths[:1],
-        lse=torch.empty((tokens, heads), dtype=torch.float32, device=device)[:1],
+        lse=torch.empty((tokens, heads), dtype=torch.float32, device=device)[:1] if shape.lse else None,
     )
     q_head, out_head = call.q_strides[2], call.out_strides[2]
     return replace(call, tokens=tokens, q_strides=(0, 0, q_head), out_strides=(0, 0, out_head))

@@ -178,7 +178,8 @@ def test_the_shape_is_that_of_the_call(spec: CaseSpec) -> None:
     for case in (verify_case("core", spec), asking_most(verify_case("core", spec))):
         inputs = make_case(case.spec)
         stated = selected_range(inputs) if STATED in case.flags else None
-        call = validate.build_call(**inputs.kwargs(), scale_range=stated)
+        asked = dict(case.flags).get("return_lse", False)
+        call = validate.build_call(**inputs.kwargs(), scale_range=stated, return_lse=asked)
         assert repr(shape_of(case)) == repr(launch.call_shape(call))
 
 
