@@ -5,7 +5,8 @@ same, and `configs/records/same_code.json` says so: the new text keeps the hash 
 made by comparing what both texts render to; it counts for that text alone, and the digest of the code that it holds is
 compared with today's in the tests. Where the code of some layouts changed, the others may keep their timings: then the entry
 names these layouts, and the text goes by its own hash. Both may happen, in any order: no timing is lost by an edit that left its
-code alone.
+code alone. One entry, of sm90_ws, rests on equal machine code instead: of all forms that had been timed, by the Triton that they
+were timed with (docs/kernels/sm90_ws.md, "Compiled").
 """
 
 from __future__ import annotations
