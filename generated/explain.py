@@ -115,7 +115,7 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
             plan = launch.make_plan(at, choice.entry, choice.exact)
             # few rows have another merge, whatever the number of parts, and few programs launch theirs early
             early = launch.merges_early(plan, at.tokens, at.heads)
-            merge = (combine_tile(rows, 2, plan.parts), early) if scratch else None
+            merge = (combine_tile(rows, plan.splits, plan.parts), early) if scratch else None
             for lse in (False, True):
                 asked = replace(at, lse=lse)
                 config = launch.make_plan(asked, choice.entry, choice.exact).config  # one kernel has two forms

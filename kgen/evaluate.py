@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,9 @@ def bind(candidate: Candidate, inputs: Inputs, arch: str, *, exact: bool = True,
     """Bind a candidate to inputs. `exact`: the inputs have the shape it was tuned for, so constants may be used.
     `flags` go to `build_call` (return_lse, return_max_logits, out, …)."""
     call = build_call(**inputs.kwargs(), **flags)
-    shape = launcher.call_shape(call)
+    shape = replace(
+        launcher.call_shape(call), lse=False
+    )  # else one that asks for lse would be of another candidate's form
     plan = launcher.make_plan(shape, entry_of(candidate, shape), exact)
     size = launcher.plan_scratch_bytes(plan, call.tokens, call.heads)
     workspace = torch.empty(size, dtype=torch.uint8, device=call.q.device) if size else None

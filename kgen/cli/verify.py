@@ -103,7 +103,7 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
     import importlib
 
     from kgen.build import attention_job
-    from kgen.runtime.families import family_of
+    from kgen.runtime.families import exact_sums, family_of
     from kgen.static import combine_jobs
     from kgen.types import Candidate, KernelSpec, LaunchOptions
 
@@ -111,7 +111,8 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
     for entry in importlib.import_module(f"{package}.{arch.name}.table").ENTRIES:
         config, paged = entry.config, entry.page or 64
         launch = LaunchOptions(config.num_warps, config.num_stages, config.maxnreg)
-        family = family_of(entry.module, entry.layout).name
+        family = family_of(entry.module, entry.layout)
+        asked = {config.tunables, exact_sums(family, config.tunables)}  # calls without and with lse
         one_shape = entry.topk[0] == entry.topk[1] and entry.extra_topk[0] == entry.extra_topk[1]
         tokens = min(entry.tokens[1], 1 << 20)
         spec = KernelSpec(
@@ -122,8 +123,9 @@ def table_jobs(arch: ArchSpec, package: str = "generated") -> dict[ProbeJob, str
         fewer_tokens = (entry.provenance.anchor_tokens or entry.tokens[1]) > 1  # than it was tuned for: they may split
         for special in {False, bool(config.get("specialise", False)) and one_shape}:
             for splits in {1, 2} if split or fewer_tokens else {1}:
-                form = {**dict(config.tunables), "specialise": special, "splits": splits}
-                jobs[attention_job(spec, Candidate.make(family, form, launch), arch.cc)] = entry.module
+                for tunables in asked:
+                    form = {**dict(tunables), "specialise": special, "splits": splits}
+                    jobs[attention_job(spec, Candidate.make(family.name, form, launch), arch.cc)] = entry.module
     return jobs | dict.fromkeys(combine_jobs(arch), "combine") if jobs else {}
 
 

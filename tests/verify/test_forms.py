@@ -54,6 +54,21 @@ def test_sanitizers_reach_every_hopper_kernel_text() -> None:
     assert len(named) >= 10 and not named - reached
 
 
+def test_the_form_for_calls_without_lse_is_verified_too() -> None:
+    """Of the kernels, not of the flags: the lean form serves such calls alone, and is the one that was timed."""
+    for suite in ("full", "sanitizer"):
+        cases = formed_cases(suite, "cuda")
+        kernels = [kernel for kernel in kernels_of(cases, "generated", "sm90", "h200") if kernel is not None]
+        lean = [kernel for kernel in kernels if "('LEAN', True)" in kernel.constants]
+        exact = [kernel for kernel in kernels if "('LEAN', False)" in kernel.constants]
+        assert {kernel.module for kernel in lean} >= {"sm90_rs_fp8_v32"} and exact
+        if suite == "full":
+            assert {kernel.module for kernel in lean} == {"sm90_rs_fp8_v32", "sm90_rs_fp8_v4"} and len(lean) > 100
+    for case in cases:
+        if case.slug.startswith("no_lse/"):
+            assert not any("lse" in flag for flag, _ in case.flags) and STATED in case.flags
+
+
 def test_forms_change_the_call_alone() -> None:
     case = verify_case("core", CaseSpec(layout="v4", heads=3))
     assert in_turns([case] * 3) == [case, aligned(case), asking_most(case)]

@@ -33,7 +33,7 @@ from kgen.verify_shards import (
 
 Matrix = tuple[list[VerifyCase], list[KernelForm | None]]
 LOOKUPS = 2_500
-"""Of the 7,360 cases of the full run, each look-up takes 1 to 3 ms."""
+"""Of the 7,999 cases of the full run, each look-up takes 1 to 3 ms."""
 
 
 @pytest.fixture(scope="module")
