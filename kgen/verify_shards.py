@@ -32,6 +32,7 @@ SUITES = (
     "flaggems",
     "flashinfer",
     "flashmla_prefill",
+    "no_lse",
     "flashmla_decode",
 )
 """Order of a shard: the suites that ask different things of a kernel first, FlashMLA's long matrices last."""
