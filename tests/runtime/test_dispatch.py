@@ -111,7 +111,8 @@ def test_warmup_runs_each_variant_once_on_rows_without_keys(tree: FakeTree) -> N
         tokens = done.call.tokens
         plan = launch.make_plan(launch.call_shape(done.call), done.entry, True)
         merge = launch.combine_tile(tokens * 16, plan.splits, plan.parts), launch.merges_early(plan, tokens, 16)
-        variants.append((done.entry, done.exact, plan.splits, plan.splits > 1 and merge))
+        size = launch.scratch_bytes(launch.call_shape(done.call), done.entry, True)
+        variants.append((done.entry, done.exact, size // (tokens * 16), plan.splits > 1 and merge))
     assert len(set(variants)) == len(variants) == count
     assert {d.entry.tokens for d in tree.launched} == {(1, 1), (2, 16), (17, 256), (257, MOST)}
     for done in tree.launched:
