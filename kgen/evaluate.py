@@ -88,9 +88,8 @@ def bind(candidate: Candidate, inputs: Inputs, arch: str, *, exact: bool = True,
     """Bind a candidate to inputs. `exact`: the inputs have the shape it was tuned for, so constants may be used.
     `flags` go to `build_call` (return_lse, return_max_logits, out, …)."""
     call = build_call(**inputs.kwargs(), **flags)
-    shape = replace(
-        launcher.call_shape(call), lse=False
-    )  # else one that asks for lse would be of another candidate's form
+    # as a call without lse: one that asks for it may take the form of another candidate, which then would be examined
+    shape = replace(launcher.call_shape(call), lse=False)
     plan = launcher.make_plan(shape, entry_of(candidate, shape), exact)
     size = launcher.plan_scratch_bytes(plan, call.tokens, call.heads)
     workspace = torch.empty(size, dtype=torch.uint8, device=call.q.device) if size else None

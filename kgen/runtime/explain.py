@@ -9,7 +9,7 @@ import torch
 
 from . import launch
 from .call import AttentionCall
-from .families import combine_tile
+from .families import combine_tile, exact_sums, known_family
 from .layouts import LAYOUTS
 from .lookup import PACKAGE, choose
 from .select import Choice, token_breaks
@@ -41,6 +41,7 @@ class Explanation:
         lines = [
             f"shape      {self.arch} {_shape_words(self.shape)}, device class {self.device_class or 'unknown'}",
             f"entry      {_entry_words(self.entry)}",
+            *_words_with_lse(self.entry),
             f"why        {self.why}",
             f"time       {_time_words(self.entry)}",
             f"fallback   {self.fallback or 'none'}",
@@ -97,10 +98,9 @@ def workspace_size(shape: Shape, *, arch: str | None = None, device_class: str |
 def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None) -> int:
     """Compile what `shapes` need at every token count from 1 to `shape.tokens`; returns the number of launches made.
 
-    Launches each kernel once on empty rows, on the current CUDA device unless `device` is given. It assumes what an
-    engine
-    does: last dims of heads x d contiguous, pages of the writers' size, tensors that start at a multiple of 16 bytes.
-    To be sure of another form, make the real call once. Not to be called in a CUDA graph capture.
+    Launches each kernel once on empty rows, on the current CUDA device unless `device` is given, for calls with and without
+    lse. It assumes what an engine does: last dims of heads x d contiguous, pages of the writers' size, tensors that start at
+    a multiple of 16 bytes. To be sure of another form, make the real call once. Not to be called in a CUDA graph capture.
     """
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if place.type == "cuda" and place.index is None:
@@ -119,13 +119,8 @@ def warmup(shapes: Iterable[Shape], *, device: torch.device | str | None = None)
             for lse in (False, True):
                 asked = replace(at, lse=lse)
                 config = launch.make_plan(asked, choice.entry, choice.exact).config  # one kernel has two forms
-                variant = (
-                    choice.entry,
-                    config,
-                    choice.exact,
-                    scratch // rows,
-                    merge,
-                )  # scratch per row: the number of splits
+                splits = scratch // rows  # bytes of scratch per row: as many as there are parts
+                variant = (choice.entry, config, choice.exact, splits, merge)
                 if variant not in done:
                     done.add(variant)
                     _run_empty(asked, target.arch, choice, place)
@@ -200,6 +195,14 @@ def _shape_words(shape: Shape) -> str:
     topk = f"{shape.topk}+{shape.extra_topk}" if shape.dual else str(shape.topk)
     page = f"{shape.page}+{shape.extra_page}" if shape.dual else str(shape.page)
     return f"{shape.layout}, {shape.heads} heads, topk {topk}, page {page}, {shape.tokens} tokens"
+
+
+def _words_with_lse(entry: Entry) -> list[str]:
+    """What a call that asks for lse launches instead of the entry's own constants, if anything."""
+    family, own = known_family(entry.module, entry.layout), entry.config.tunables
+    other = own if family is None else exact_sums(family, own)
+    changed = " ".join(f"{name}={value}" for name, value in other if (name, value) not in own)
+    return [f"with lse   {changed}"] if changed else []
 
 
 def _entry_words(entry: Entry) -> str:

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from generated import explain, launch, table
+from generated.call import AttentionCall
 from generated.lookup import choose
+from generated.sm90 import table as sm90
 from kgen.archs import load_arch
+from kgen.check import CaseSpec, make_case
+from kgen.cli.verify import table_jobs
+from kgen.evaluate import bind
 from kgen.runtime.families import FAMILIES, exact_sums
 from kgen.space import spaces_of
 from kgen.types import Candidate, KernelSpec, LaunchOptions
@@ -58,13 +63,47 @@ def test_no_other_form_changes() -> None:
                     assert exact_sums(FAMILIES[name], candidate.tunables) == candidate.tunables
 
 
-def test_warmup_compiles_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+def test_the_tuner_examines_the_form_that_it_times() -> None:
+    """Its exams ask for lse, its timings do not."""
+    arch = load_arch("sm90")
+    spec = KernelSpec("sm90", "v32", 64, 128, 64, 4)
+    candidates = spaces_of("sm90")["sm90_rs_fp8"].feasible(spec, arch, arch.device("h200"))
+    lean = next(candidate for candidate in candidates if candidate["lean"])
+    inputs = make_case(CaseSpec(layout="v32", heads=64, topk=128, tokens=4, q_pad=False, scale_rule="flashmla"))
+    forms = [bind(lean, inputs, "sm90", return_lse=lse).plan.constants["LEAN"] for lse in (True, False)]
+    assert forms == [True, True]
 
-    def run(call: object, arch: str, entry: table.Entry, exact: bool, workspace: object, package: str) -> None:
-        made.append(launch.make_plan(launch.call_shape(call), entry, exact).constants.get("LEAN"))  # type: ignore[arg-type]
+
+def test_both_forms_of_every_lean_entry_are_compiled_by_verify() -> None:
+    jobs = table_jobs(load_arch("sm90"))
+    forms = {(module, dict(job.constants)["LEAN"]) for job, module in jobs.items() if "LEAN" in dict(job.constants)}
+    lean = {entry.module for entry in sm90.ENTRIES if entry.config.get("lean", False)}
+    assert len(lean) == 2 and forms >= {(module, form) for module in lean for form in (True, False)}
+    exact = [job for job, module in jobs.items() if module == "sm90_rs_fp8_v4" and dict(job.constants).get("HB") == 64]
+    assert {(dict(j.constants)["LEAN"], dict(j.constants)["R_PRODUCER"]) for j in exact} == {(True, 32), (False, 40)}
+
+
+def test_explain_names_the_other_form() -> None:
+    lines = str(explain.explain(V32, arch="sm90", device_class="h200")).splitlines()
+    assert "lean=True" in lines[1] and lines[2] == "with lse   lean=False"
+    lines = str(explain.explain(V4, arch="sm90", device_class="h200")).splitlines()
+    assert "lean=True r_producer=32" in lines[1].replace(" nw=4 persistent=True", "")
+    assert lines[2] == "with lse   lean=False r_producer=40"
+    lines = str(explain.explain(replace(V32, fp16=False), arch="sm90", device_class="h200")).splitlines()
+    assert not any(line.startswith("with lse") for line in lines)
+
+
+def test_warmup_compiles_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, lse_strides = [], []
+
+    def run(call: AttentionCall, arch: str, entry: table.Entry, exact: bool, workspace: object, package: str) -> None:
+        made.append(launch.make_plan(launch.call_shape(call), entry, exact).constants.get("LEAN"))
+        if call.lse is not None:
+            torch.as_strided(call.lse, (call.tokens, call.heads), (call.lse_strides[0], 1))  # inside its memory
+        lse_strides.append(call.lse_strides)
 
     monkeypatch.setattr(launch, "run", run)
     choice = choose("sm90", "h200", V32)
     monkeypatch.setattr(explain, "_up_to", lambda *_: iter([(V32, choice)]))
     assert explain.warmup([V32], device=torch.device("cpu")) == 2 and made == [True, False]
+    assert len(set(lse_strides)) == 1  # or asking for lse would be one more kernel of every family

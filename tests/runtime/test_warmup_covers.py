@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -38,8 +39,8 @@ def test_warmup_compiles_all_that_any_token_count_needs(
     monkeypatch.setattr(explain, "target_of", lambda device: Target("sm90", "h200", "NVIDIA H200"))
     assert explain.warmup([shape], device=torch.device("cpu")) >= len(made)
     merges = {merge for _, _, merge in made}
-    for tokens in range(1, 65):
-        at = replace(shape, tokens=tokens)
+    for tokens, lse in itertools.product(range(1, 65), (False, True)):
+        at = replace(shape, tokens=tokens, lse=lse)
         choice = choose("sm90", "h200", at)
         needed = kernels(at, choice.entry, choice.exact)
         assert needed[2] in merges and needed[:2] in {kernel[:2] for kernel in made}, (tokens, needed)
