@@ -24,7 +24,7 @@ NOT_CONSTANTS = ("block_h", "block_k", "splits", "specialise", "partial", "laten
 
 
 PAIRED_REGISTERS = 128
-"""Registers per thread at which two programs of a lean family share an SM."""
+"""Registers per thread at which two programs of a family that spares the L1 share an SM."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Family:
     `counter`: its kernel takes a pointer to one int32 behind the other arguments, which is 0 when it is `dynamic`.
     `ctas`: blocks of a cluster. Each has a head block of one item, so that a program occupies as many SMs, and a call must have
     heads for all of them (`min_heads`): a block without heads would do half of the work for nothing.
-    `lean`: no more shared memory is set aside than its programs take. Rows on their way to registers lie in the L1, which has what
-    is left; Triton has all of it set aside for any kernel of more than 48 KB (docs/kernels/sm90_few.md).
+    `spares_l1`: no more shared memory is set aside than its programs take. Rows on their way to registers lie in the L1, which
+    has what is left; Triton has all of it set aside for any kernel of more than 48 KB (docs/kernels/sm90_few.md).
     """
 
     name: str
@@ -50,11 +50,11 @@ class Family:
     counter: bool = False
     ctas: int = 1
     min_heads: int = 1
-    lean: bool = False
+    spares_l1: bool = False
 
     def programs_per_sm(self, maxnreg: int | None) -> int:
         """Programs of an SM that shared memory is set aside for; 0: whatever Triton asks for."""
-        return (2 if maxnreg == PAIRED_REGISTERS else 1) if self.lean else 0
+        return (2 if maxnreg == PAIRED_REGISTERS else 1) if self.spares_l1 else 0
 
 
 FAMILIES = {
@@ -66,7 +66,7 @@ FAMILIES = {
         Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_rs_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_cluster_fp8", ("v32", "v4"), ("sm90",), True, ctas=2, min_heads=65),
-        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True, lean=True),
+        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True, spares_l1=True),
     )
 }
 

@@ -116,10 +116,10 @@ def test_it_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("maxnreg", "lean"), [(None, 1), (128, 2), (168, 1)])
+@pytest.mark.parametrize(("maxnreg", "programs"), [(None, 1), (128, 2), (168, 1)])
 @pytest.mark.parametrize("cuda", [True, False])
-def test_lean_families_alone_ask_for_what_they_take(
-    family: str, maxnreg: int | None, lean: int, cuda: bool, monkeypatch: pytest.MonkeyPatch
+def test_families_that_spare_the_l1_ask_for_what_they_take(
+    family: str, maxnreg: int | None, programs: int, cuda: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only of a GPU: what stands in for one in tests has no driver's handles."""
     made = []
@@ -130,5 +130,5 @@ def test_lean_families_alone_ask_for_what_they_take(
     )
     call = SimpleNamespace(q=SimpleNamespace(is_cuda=cuda))
     launch.Kernels(call, plan, SimpleNamespace(attention=SimpleNamespace(attention_kernel=None)))  # type: ignore[arg-type]
-    expected = lean if family == "sm90_few" else 0
+    expected = programs if family == "sm90_few" else 0
     assert FAMILIES[family].programs_per_sm(maxnreg) == expected and made == [expected if cuda else 0]
