@@ -1,4 +1,4 @@
-"""Processes of `kgen.verify_child` that share a GPU and a results file, and the summary over all of them.
+"""Processes of `kgen.verify_child` that share GPUs and a results file, and the summary over all of them.
 
 The file is the only thing that they share: whole lines are appended under a lock, every shard holds other cases, and what
 any process wrote before it died counts. So nothing is merged, and a later run with another number of processes goes on.
@@ -89,6 +89,22 @@ def threads_each(processes: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
 
 
+def gpus_here() -> list[str]:
+    """The GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def gpu_of(shard: Shard, gpus: Sequence[str]) -> dict[str, str]:
+    """An environment that deals shards out over several GPUs. They must be alike: results say which GPU they are of, and those
+    of another one count for nothing."""
+    return {"CUDA_VISIBLE_DEVICES": gpus[shard[0] % len(gpus)]} if len(gpus) > 1 else {}
+
+
 class _Run:
     """The processes that are running."""
 
@@ -96,6 +112,7 @@ class _Run:
         self.running: dict[Shard, subprocess.Popen[bytes]] = {}
         self.ending = Ending()
         self._line, self._budget_s, self._folder, self._env = line, budget_s, folder, env
+        self._gpus = gpus_here()
         self._begin = time.monotonic()
         self._starts: dict[Shard, int] = {}
 
@@ -109,7 +126,7 @@ class _Run:
             line,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, **self._env},
+            env={**os.environ, **self._env, **gpu_of(shard, self._gpus)},
             start_new_session=True,  # Ctrl-C of the terminal does not reach it, and its compilers can be ended with it
         )
 

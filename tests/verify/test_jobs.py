@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from kgen import jsonl
 from kgen.cli import app, verify_jobs
 from kgen.cli import verify as cli_verify
-from kgen.cli.verify_jobs import CHILD, Ending, run_shards, summary_of, threads_each
+from kgen.cli.verify_jobs import CHILD, Ending, gpu_of, gpus_here, run_shards, summary_of, threads_each
 from kgen.verify import CaseResult, environment_here, read_results, verify
 from kgen.verify_cases import VerifyCase
 from kgen.verify_child import REFUSED, subject_of
@@ -173,6 +173,33 @@ def test_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_each(17) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert threads_each(5) == {}
+
+
+def test_shards_are_dealt_out_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several GPUs gets every so-manieth shard; with one, or none, the caller's choice stays."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7,GPU-1")
+    assert gpus_here() == ["5", "7", "GPU-1"]
+    dealt = [gpu_of((part, 7), gpus_here()).get("CUDA_VISIBLE_DEVICES") for part in range(7)]
+    assert dealt == ["5", "7", "GPU-1", "5", "7", "GPU-1", "5"]
+    assert gpu_of((1, 2), ["0"]) == gpu_of((1, 2), []) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_here() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert gpus_here() == ["0", "1"]
+
+
+def test_a_process_sees_the_gpu_of_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import os, sys\n"
+        "part = sys.argv[sys.argv.index('--shard') + 1].split('/')[0]\n"
+        f"open(r'{tmp_path}/gpu' + part, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "open(sys.argv[sys.argv.index('--json') + 1], 'w').write('{}')\n"
+    )
+    run_shards([(part, 3) for part in range(3)], [], child=(sys.executable, str(child)))
+    assert [(tmp_path / f"gpu{part}").read_text() for part in range(3)] == ["3", "4", "3"]
 
 
 def test_two_processes_of_the_real_child_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
