@@ -143,14 +143,15 @@ FEW_PROGRAMS = 128
 """About the SMs of one device: a call of fewer programs splits its keys even where its entry's token count needed no split."""
 
 
-def splits_for(splits: int, anchor: int, tokens: int, head_blocks: int, blocks: int) -> int:
+def splits_for(splits: int, anchor: int, tokens: int, head_blocks: int, blocks: int, per_sm: int = 1) -> int:
     """Parts of a token's keys, `blocks` blocks of them, in a call of `tokens` tokens by a kernel that was tuned with `splits` parts
     at `anchor` tokens: the number of programs stays about the same, or the parts do while these make no more programs than a
-    device holds at once, and no part gets less than one block."""
+    device holds at once, `per_sm` on an SM, and no part gets less than one block."""
+    few = FEW_PROGRAMS * per_sm
     if splits > 1:
-        splits = max(-(-splits * anchor // tokens), min(splits, FEW_PROGRAMS // (tokens * head_blocks)))
+        splits = max(-(-splits * anchor // tokens), min(splits, few // (tokens * head_blocks)))
     elif tokens < anchor:
-        splits = min(-(-FEW_PROGRAMS // (tokens * head_blocks)), anchor // tokens)
+        splits = min(-(-few // (tokens * head_blocks)), anchor // tokens)
     return max(1, min(splits, blocks, MAX_SPLITS))
 
 

@@ -18,7 +18,7 @@ from kgen.runtime.families import attention_constants, family_of
 from kgen.runtime.table import Config, Entry, Provenance
 from kgen.same_code import timed_by
 from kgen.tiers import TIERS, is_gluon
-from kgen.ties import champion
+from kgen.ties import champion, faster_at_half
 from kgen.types import TOKEN_BUCKETS, Candidate, KernelSpec, TuneRecord
 
 LAST_TOKEN = 2**31 - 1
@@ -94,16 +94,22 @@ def _family(spec: KernelSpec) -> KernelSpec:
     return replace(spec, tokens=0)
 
 
-def measured_winners(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], TuneRecord]:
-    """The champion of every (device class, spec of a bucket) that was measured."""
-    groups: dict[tuple[str, KernelSpec], list[TuneRecord]] = defaultdict(list)
+def _groups(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec | None], list[TuneRecord]]:
+    """Measured records by device class and spec, halves of buckets included."""
+    groups: dict[tuple[str, KernelSpec | None], list[TuneRecord]] = defaultdict(list)
     for record in records:
         if record.environment.device_class != STATIC:
             groups[record.environment.device_class, record.spec].append(record)
+    return dict(groups)
+
+
+def measured_winners(records: Iterable[TuneRecord]) -> dict[tuple[str, KernelSpec], TuneRecord]:
+    """The champion of every (device class, spec of a bucket) that was measured."""
+    groups = _groups(records)
     found = {}
     for (device, spec), group in groups.items():
-        if spec.tokens in TOKEN_BUCKETS:
-            best = champion(group, groups.get((device, spec.half), ()) if spec.half else ())
+        if spec is not None and spec.tokens in TOKEN_BUCKETS:
+            best = champion(group, groups.get((device, spec.half), ()))
             if best is not None:
                 found[device, spec] = best
     return found
@@ -136,10 +142,9 @@ def select_entries(
     """The table of one arch, in a fixed order, with equal neighbours merged."""
     current = [r for r in records if r.spec.arch == arch.name and usable(r, template_hashes)]
     static = static_winners(current)
-    by_tier = [
-        _from_other_pages(_from_more_heads(_buckets(record for record in current if allowed(record.candidate))))
-        for allowed in TIERS
-    ]
+    of_tier = [[record for record in current if allowed(record.candidate)] for allowed in TIERS]
+    by_tier = [_from_other_pages(_from_more_heads(_buckets(of))) for of in of_tier]
+    by_spec = [_groups(of) for of in of_tier]
     classes = sorted({device for device, _ in by_tier[0]})
     tables: list[list[Entry]] = [[] for _ in TIERS]
     for spec in sorted(set(specs), key=_order):
@@ -152,7 +157,8 @@ def select_entries(
                 buckets = families.get((device, _family(spec)))
                 record = _serving(spec.tokens, buckets) if buckets else None
                 if record is not None and record.candidate not in before:
-                    tables[tier].append(replace(_measured_entry(spec, record, arch), tier=tier))
+                    entries = _measured_entries(spec, record, by_spec[tier].get((device, spec.half), ()), arch)
+                    tables[tier] += [replace(entry, tier=tier) for entry in entries]
                     before.append(record.candidate)
                     found = True
             if before and all(map(is_gluon, before)) and ranked is not None:
@@ -252,12 +258,24 @@ def _entry(spec: KernelSpec, candidate: Candidate, provenance: Provenance) -> En
     )  # fmt: skip
 
 
+def _measured_entries(
+    spec: KernelSpec, record: TuneRecord, at_half: Sequence[TuneRecord], arch: ArchSpec
+) -> list[Entry]:
+    """The entry of a bucket, or one for each half of it."""
+    entry = _measured_entry(spec, record, arch)
+    lower = faster_at_half(record, at_half) if record.spec == spec else None
+    if lower is None:
+        return [entry]
+    (first, last), half = entry.tokens, lower.spec.tokens
+    return [replace(_measured_entry(spec, lower, arch), tokens=(first, half)), replace(entry, tokens=(half + 1, last))]
+
+
 def _measured_entry(spec: KernelSpec, record: TuneRecord, arch: ArchSpec) -> Entry:
     environment, time = record.environment, record.measurement
     assert time is not None
     device = arch.device(environment.device_class)
     roofline = None if device is None else round(floor_us(record.spec, arch, device) / time.median_us, 3)
-    source = "measured" if record.spec == spec else "inherited"
+    source = "measured" if record.spec in (spec, spec.half) else "inherited"
     provenance = Provenance(
         source=source, device_class=environment.device_class, gpu=environment.gpu, us=round(time.median_us, 2),
         roofline=roofline, triton=environment.triton,

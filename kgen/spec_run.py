@@ -15,7 +15,7 @@ from kgen.progress import Reporter, SpecSummary
 from kgen.records import winner
 from kgen.search import make_search
 from kgen.tiers import TIERS
-from kgen.ties import at_half_tokens, near_ties
+from kgen.ties import at_half_tokens, rivals
 from kgen.types import INPUTS_RECIPE, Candidate, Failure, KernelSpec, Measurement, TuneRecord
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class SpecRun:
         self._race(self._item.spec, self._finalists())
         half = self._item.spec.half
         if half is not None and self._item.tokens is None and not self._desk.stopping():
-            self._race(half, self._even())
+            self._race(half, self._rivals())
 
     def _race(self, spec: KernelSpec, finalists: list[Candidate]) -> None:
         """Time candidates side by side, unless they all were: those of the spec, or of its half."""
@@ -220,17 +220,16 @@ class SpecRun:
         finally:
             self._desk.claims.free(claim)
 
-    def _even(self) -> list[Candidate]:
-        """What is even at the bucket's tokens though it is of several families, as it is with half of them: a second measurement
-        tells it apart (`kgen.ties.champion`)."""
-        even: dict[Candidate, None] = {}
+    def _rivals(self) -> list[Candidate]:
+        """What may be the faster one with half of the bucket's tokens, as it is there (`kgen.ties`)."""
+        near: dict[Candidate, None] = {}
         for serves in TIERS:
             records = [r for r in self._desk.ledger.of(self._item.spec) if serves(r.candidate)]
             best = winner(records)
-            near = near_ties(records, best) if best is not None and _is_final(best) else []
-            if len({record.candidate.family for record in near}) > 1:
-                even.update(dict.fromkeys(map(at_half_tokens, near)))
-        return list(even)
+            if best is not None and _is_final(best):
+                some = dict.fromkeys(map(at_half_tokens, rivals(records, best)))
+                near.update(some if len(some) > 1 else {})
+        return list(near)
 
     def _finalists(self) -> list[Candidate]:
         """The fastest of the screening, the fastest of those that serve calls which it cannot, and the incumbent."""

@@ -100,6 +100,7 @@ def make_plan(shape: Shape, entry: Entry, exact: bool) -> Plan:
         tokens=max(shape.tokens, 1),
         head_blocks=-(-shape.heads // int(config["block_h"])),
         blocks=-(-shape.topk // block_k) + -(-shape.extra_topk // block_k),
+        per_sm=max(1, family.programs_per_sm(config.maxnreg)),
     )
     return Plan(
         config=config,

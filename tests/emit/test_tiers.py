@@ -296,8 +296,9 @@ def test_times_at_half_of_the_tokens_tell_apart_what_is_even_at_the_top() -> Non
 
     def takes(*at_half: TuneRecord) -> str:
         entries = select_entries([*at_top, *at_half], [BUCKET], ARCH, HASHES)
-        assert {e.provenance.anchor_tokens for e in entries} == {256}
-        return next(e.module for e in entries if e.tier == 0).removesuffix("_v32").removesuffix("_v32_c128")
+        top = next(e for e in entries if e.tier == 0 and e.tokens[1] == 256)
+        assert top.provenance.anchor_tokens == 256
+        return top.module.removesuffix("_v32").removesuffix("_v32_c128")
 
     assert takes() == "sm90_ws_fp8"
     timed = [final(HALF, ws, "sm90_ws_fp8", "bf16"), final(HALF, few, "sm90_few", "bf16", splits=4)]
@@ -312,7 +313,36 @@ def test_times_at_half_of_the_tokens_tell_apart_what_is_even_at_the_top() -> Non
     )  # the champion has no time to compare with
 
 
-def test_a_time_at_half_of_the_tokens_makes_no_entry() -> None:
+@pytest.mark.parametrize(
+    ("own", "other", "noise", "lower"),
+    [
+        (70.0, 60.0, 0.01, "sm90_few"),
+        (70.0, 69.5, 0.05, None),  # within the noise
+        (60.0, 70.0, 0.01, None),
+        (None, 60.0, 0.01, None),  # nothing to compare with
+    ],
+)
+def test_what_is_faster_with_half_of_the_tokens_serves_the_lower_half(
+    own: float | None, other: float, noise: float, lower: str | None
+) -> None:
+    """Tokens 65 to 256 are a bucket. Two parts at its top are four at 128; a time that was not taken side by side says nothing."""
+    top = [final(BUCKET, 100.0, "sm90_ws_fp8", "bf16", splits=2), final(BUCKET, 110.0, "sm90_few", "bf16")]
+    half = [final(HALF, other, "sm90_few", "bf16", noise=noise)]
+    half += [final(HALF, own, "sm90_ws_fp8", "bf16", splits=4, noise=noise)] if own else []
+    if own is None:
+        alone = final(HALF, 70.0, "sm90_ws_fp8", "bf16", splits=4)
+        assert alone.measurement is not None
+        half.append(replace(alone, measurement=replace(alone.measurement, method="cuda-graph")))
+    entries = [e for e in select_entries([*top, *half], [BUCKET], ARCH, HASHES) if e.tier == 0]
+    whole = [(e.module.removesuffix("_v32"), e.tokens, e.config["splits"], e.provenance.anchor_tokens) for e in entries]
+    if lower is None:
+        assert whole == [("sm90_ws_fp8", (65, 256), 2, 256)]
+    else:
+        assert whole == [(lower, (65, 128), 1, 128), ("sm90_ws_fp8", (129, 256), 2, 256)]
+        assert {e.provenance.source for e in entries} == {"measured"} and entries[0].provenance.us == other
+
+
+def test_a_time_at_half_of_the_tokens_alone_makes_no_entry() -> None:
     """128 tokens are no bucket: nobody inherits from them, though they are as near to 64 as to 256."""
     half = final(HALF, 10.0, "sm90_few", "bf16")
     assert select_entries([half], [BUCKET, replace(BUCKET, tokens=64)], ARCH, HASHES) == []
