@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -35,9 +36,9 @@ def test_edges(layout: str, form: Form, edge: str) -> None:
 
 
 BROKEN = {
-    "a length too long by one": ("gl.maximum(length, 0)", "gl.maximum(length + 1, 0)"),
-    "exponentials a little off": ("gl.exp2(", "gl.exp2(1.01 * "),
-    "accumulators read too early": ("warpgroup_mma_wait(0", "warpgroup_mma_wait(1"),
+    "a length too long by one": (r"gl\.maximum\(length, 0\)", "gl.maximum(length + 1, 0)"),
+    "exponentials a little off": (r"(?<!def )exp2\(", "exp2(1.01 * "),  # gl.exp2, or a template's own
+    "accumulators read too early": (r"warpgroup_mma_wait\(0", "warpgroup_mma_wait(1"),
 }
 
 
@@ -46,10 +47,10 @@ BROKEN = {
 def test_faults_are_seen(layout: str, form: Form, fault: str) -> None:
     text = form.text(layout)
     old, new = BROKEN[fault]
-    assert old in text, f"{form.family} no longer says {old!r}"
+    assert re.search(old, text), f"{form.family} no longer says {old!r}"
     spec = CaseSpec(layout=layout, heads=few_heads(form), topk=70, tokens=2, lengths="half", index="clean")
     try:
-        found = report(form, spec, text=text.replace(old, new))
+        found = report(form, spec, text=re.sub(old, new, text))
     except ModelError:
         return
     assert not found.ok

@@ -11,7 +11,11 @@ import torch
 from kgen.archs import load_arch
 from kgen.build import attention_job, compile_all
 from kgen.check import CaseSpec, make_case
+from kgen.check.gluon_model.ptx import inline_asm_elementwise
+from kgen.check.gluon_model.types import int32
+from kgen.check.gluon_model.values import Tensor
 from kgen.check.protocol import check_protocol
+from kgen.render import render_module
 from kgen.runtime.call import AttentionCall
 from kgen.space import spaces_of
 from kgen.starts import starting_points
@@ -29,8 +33,11 @@ LONE = Form.make(
 )  # fmt: skip
 """One consumer whose item has more tiles than places, as where two programs share an SM."""
 
-PAIR = LONE.replace(consumers=2, groups=2, producers=8, stages=2)
-LANES = PAIR.replace(scales_once=False)
+AHEAD = LONE.replace(producers=8, stages=2)
+"""One consumer for whom the next tile is made while it works."""
+
+PAIR = LONE.replace(consumers=2, groups=2, producers=8, stages=2, scales_once=False)
+LANES = LONE.replace(scales_once=False)
 HALF = LONE.replace(block_k=32, tile_keys=32, places=2, producers=8, rows=32)
 
 
@@ -76,7 +83,7 @@ def test_two_consumers_leave_the_l1_room_for_rows(spec: KernelSpec) -> None:
 
 
 @pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
-@pytest.mark.parametrize("form", [LONE, PAIR], ids=["lone", "pair"])
+@pytest.mark.parametrize("form", [LONE, AHEAD, PAIR], ids=["lone", "ahead", "pair"])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_items_of_more_tiles_than_places(layout: str, form: Form, splits: int) -> None:
     spec = CaseSpec(layout=layout, heads=13, topk=700, tokens=2, sink="near", lengths="random", seed=splits)
@@ -86,7 +93,7 @@ def test_items_of_more_tiles_than_places(layout: str, form: Form, splits: int) -
 
 
 @pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
-@pytest.mark.parametrize("form", [LONE, PAIR], ids=["lone", "pair"])
+@pytest.mark.parametrize("form", [LONE, AHEAD, PAIR], ids=["lone", "ahead", "pair"])
 def test_places_are_looked_up_in_time(layout: str, form: Form) -> None:
     for lengths in ((700,), (64 * 9, 0, 64 * 5), (64 * 4 + 1, 64 * 6)):
         extra: dict[str, Any] = {"extra_lengths": tuple(max(0, 500 - n) for n in lengths)} if layout == "v4" else {}
@@ -96,12 +103,13 @@ def test_places_are_looked_up_in_time(layout: str, form: Form) -> None:
 
 @pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576", "bf16_d512"])
 @pytest.mark.parametrize("splits", [1, 4])
-def test_tiles_of_32_keys(layout: str, splits: int) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_tiles_of_32_keys(layout: str, splits: int, stages: int) -> None:
     """Rows 32 to 63 of a tile are never written: shared memory starts as NaN in the model."""
     spec = CaseSpec(layout=layout, heads=20, topk=75, tokens=2, sink="near", lengths="random", seed=splits)
     if layout == "v4":
         spec = dataclasses.replace(spec, topk=33, extra_topk=70, extra_page=2, extra_slots=90)
-    check(of_layout(HALF, layout), spec, splits, seed=splits)
+    check(of_layout(HALF.replace(stages=stages, places=2 * stages), layout), spec, splits, seed=splits)
 
 
 WIDE = PAIR.replace(block_h=32, groups=1, producers=4, rows=32)
@@ -133,6 +141,26 @@ def test_the_byte_behind_seven_scales_may_be_anything(form: Form) -> None:
     foot[..., 7] = 255
     spec = CaseSpec(layout="v4", heads=5, topk=150, tokens=1, page=64, slots=192, q_pad=False)
     check(form, spec, inputs=inputs.replace(kv=raw.view(inputs.kv.dtype)))
+
+
+@pytest.mark.parametrize("units", [0, 1, -1])
+def test_divisions_are_exact(units: int) -> None:
+    """Of numbers below 2^22, by the interpreter of the text's PTX. `units`: what rcp.approx may be off by."""
+    asm = render_module("sm90_few", "v32", "sm90").split("def divided(x, by):")[1].split('"""')[3]
+    rcp = "rcp.approx.ftz.f32 b, b;"
+    assert rcp in asm
+    asm = asm.replace(rcp, f"{rcp} mov.b32 q, b; add.s32 q, q, {units}; mov.b32 b, q;")
+    draw = torch.Generator().manual_seed(1)
+    last = (1 << 22) - 1
+    by = torch.cat([torch.tensor([1, 2, 3, 7, 64, 1000, last]), torch.randint(1, 5000, (300,), generator=draw)])
+    drawn = torch.cat([torch.tensor([0, 1, last]), torch.randint(0, last, (400,), generator=draw)])
+    x = drawn[:, None].expand(-1, len(by))
+    multiples = x // by * by
+    for numbers in (x, multiples, (multiples - 1).clamp(min=0)):
+        divisors = by.expand(numbers.shape)
+        blocks = [Tensor(block.int().contiguous(), int32) for block in (numbers, divisors)]
+        found = inline_asm_elementwise(asm, "=r,r,r", blocks, int32, True, 1)
+        assert torch.equal(found.data.long(), numbers // divisors)
 
 
 def test_every_kind_of_form_is_tried_at_the_start() -> None:
