@@ -125,8 +125,7 @@ def exact_sums(family: Family, tunables: tuple[tuple[str, Any], ...]) -> tuple[t
     the cosine that tells one rounding of K from another). The form that sums in fp32 was tuned beside it."""
     if family.name != "sm90_rs_fp8" or not dict(tunables).get("lean"):
         return tunables
-    other = {"lean": False, "r_producer": 40}
-    return tuple((name, other.get(name, value)) for name, value in tunables)
+    return tuple((name, False if name == "lean" else value) for name, value in tunables)
 
 
 def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:

@@ -220,7 +220,7 @@ class Kernel:
         names: dict[str, Any] = {
             "gl": gl,
             "gluon": SimpleNamespace(jit=same, constexpr_function=same),
-            "async_copy": SimpleNamespace(async_load=None),
+            "async_copy": SimpleNamespace(async_load=None, wait_group=lambda _: None),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, arrive=lambda *_, **__: None),
             "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply,
@@ -272,11 +272,8 @@ class Kernel:
         self.q_rope = self._q(dims)
         latent = SimpleNamespace(index=lambda i: self.q_latent[i])
         rope_q = SimpleNamespace(index=lambda i: self.q_rope)
-        lean = self.fp16 and self.heads == 64
         for first, last, with_rope in ((0, 4, False), (4, chunks, True)):
-            self.call.take_q(
-                latent, latent, rope_q, None, None, None, 0, first, last, with_rope, self.fp16, self.heads, lean
-            )
+            self.call.order_q(latent, latent, rope_q, None, None, 0, first, last, with_rope, self.fp16, self.heads)
         self.q = (latent, rope_q)
 
     def _q(self, first: int) -> Memory:
@@ -333,13 +330,13 @@ class Kernel:
         p = Memory("p", torch.arange(64)[:, None], 2, (1, 1, 1), [])
         if not right or self.layout == "v32":
             start = self.call.first_step(self.tiles, self.factors(), 0, int(right), self.fp16)
-        if not right:
-            self.call.values_left(self.tiles, self.factors(), 0, p, 0, empty, *start, self.fp16, self.heads)
-        elif self.layout == "v32":
-            self.call.values_right(self.tiles, self.factors(), 0, p, p, 0, empty, *start, self.fp16, self.heads)
+            self.call.even_values(
+                self.tiles, self.factors(), 0, p, 0, True, empty, *start, int(right), self.fp16, self.heads
+            )
         else:
-            self.call.values_right(
-                self.tiles, self.halves, self.factors(), 0, p, p, 0, 0, 0, empty, self.fp16, self.heads
+            steps = self.call.uneven_steps(self.tiles, self.halves, self.factors(), 0, self.fp16)
+            self.call.uneven_values(
+                self.tiles, self.halves, self.factors(), 0, p, p, 0, 0, 0, True, empty, steps, self.fp16, self.heads
             )
         return self.taken()
 
