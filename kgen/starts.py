@@ -90,8 +90,9 @@ def _gluon_points(
         full = max(1, min(resident // max(1, spec.tokens * -(-spec.heads // block_h)), blocks))
         away = sum(index[name][value] for name, value in values.items() if name not in apart)
         rounds = 2 if splits > full else 0  # more items than SMs
-        # one consumer is level with two, at best, where an item has more than two tiles and an SM for itself
-        lone = values.get("consumers") == 1 and blocks > 2 * splits and candidate.launch.maxnreg is None
+        # one consumer with one tile ahead is level with two, at best, where an item has more than two tiles and an SM for itself
+        one = values.get("consumers") == 1 and values.get("stages") == 1
+        lone = one and blocks > 2 * splits and candidate.launch.maxnreg is None
         together = 4 if candidate.launch.maxnreg is not None else 0  # ahead for some shapes only
         return (
             away + rounds + together + 4 * lone + 3 * abs(math.log2(splits / full)) + 4 * (values["block_h"] != block_h)

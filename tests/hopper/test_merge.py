@@ -46,11 +46,14 @@ def constants(family: str, tokens: int, heads: int, splits: int) -> dict[str, in
 @pytest.mark.parametrize(
     ("family", "tokens", "heads", "splits", "early"),
     [
-        ("sm90_few", 1, 16, 32, True),
-        ("sm90_few", 2, 16, 32, True),  # 64 programs: half of the SMs
-        ("sm90_few", 2, 17, 32, False),  # two head blocks
-        ("sm90_few", 4, 16, 32, False),
-        ("sm90_few", 16, 16, 8, False),
+        ("sm90_ws_fp8", 1, 16, 32, True),
+        ("sm90_ws_fp8", 2, 16, 32, True),  # 64 programs: half of the SMs
+        ("sm90_ws_fp8", 2, 17, 32, False),  # two head blocks
+        ("sm90_ws_fp8", 4, 16, 32, False),
+        ("sm90_ws_fp8", 16, 16, 8, False),
+        ("sm90_few", 2, 16, 32, True),
+        ("sm90_few", 2, 17, 32, True),  # it lets the merge go when it is nearly done
+        ("sm90_few", 64, 16, 8, True),
         ("portable", 1, 16, 32, False),  # it has no trigger
     ],
 )
