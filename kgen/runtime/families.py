@@ -42,6 +42,7 @@ class Family:
     has what is left; Triton has all of it set aside for any kernel of more than 48 KB (docs/kernels/sm90_few.md).
     `lets_go_late`: its programs let the merge be launched when they are nearly done, not when they begin, so that it crowds onto
     no SM that they need.
+    `most_programs`, `most_keys`: programs along tokens and head blocks, and keys of a token, from which on it must not be launched.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Family:
     min_heads: int = 1
     spares_l1: bool = False
     lets_go_late: bool = False
+    most_programs: int = 2**31
+    most_keys: int = 2**31
 
     def programs_per_sm(self, maxnreg: int | None) -> int:
         """Programs of an SM that shared memory is set aside for; 0: whatever Triton asks for."""
@@ -69,7 +72,17 @@ FAMILIES = {
         Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_rs_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_cluster_fp8", ("v32", "v4"), ("sm90",), True, ctas=2, min_heads=65),
-        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True, spares_l1=True, lets_go_late=True),
+        Family(
+            "sm90_few",
+            ("bf16_d576", "bf16_d512", "v32", "v4"),
+            ("sm90",),
+            True,
+            plane=True,
+            spares_l1=True,
+            lets_go_late=True,
+            most_programs=2**22,
+            most_keys=2**27,  # it divides in fp32
+        ),  # fmt: skip
     )
 }
 

@@ -50,6 +50,29 @@ def test_what_rules_an_entry_out_is_said() -> None:
     assert cannot_serve(PORTABLE, replace(SHAPE, aligned=False)) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "served"),
+    [
+        ({"tokens": 4_194_303}, True),
+        ({"tokens": 4_194_304}, False),
+        ({"heads": 128, "tokens": 524_287}, True),  # 8 blocks of 16
+        ({"heads": 128, "tokens": 524_288}, False),
+        ({"heads": 113, "tokens": 524_288}, False),
+        ({"topk": 2**27 - 1}, True),
+        ({"topk": 2**26, "extra_topk": 2**26}, False),
+    ],
+)
+def test_a_call_too_large_for_divisions_in_fp32_goes_to_another_family(changes: dict[str, int], served: bool) -> None:
+    """The quotient of floats is at most 1 off for numbers up to 2^22 alone, and a wrong token is a wild address."""
+    few = entry("sm90_few_v32", 0, latent="bf16")
+    few = replace(few, config=replace(few.config, tunables=(("block_h", 16), ("block_k", 64), ("latent", "bf16"))))
+    shape = replace(SHAPE, heads=16) if "heads" not in changes else SHAPE
+    choice = select((few, PORTABLE), replace(shape, **changes), "h200")  # type: ignore[arg-type]
+    assert choice is not None and (choice.entry == few) is served
+    if not served:
+        assert "divides in fp32" in (cannot_serve(few, replace(shape, **changes)) or "")  # type: ignore[arg-type]
+
+
 def arguments(d_pad: int = 0, page_gap: int = 0) -> dict[str, object]:
     cache = torch.zeros(2, 64 * 656 + page_gap, dtype=torch.uint8)
     kv = cache.as_strided((2, 64, 1, 656), (cache.stride(0), 656, 656, 1))
