@@ -40,6 +40,9 @@ class Family:
     heads for all of them (`min_heads`): a block without heads would do half of the work for nothing.
     `spares_l1`: no more shared memory is set aside than its programs take. Rows on their way to registers lie in the L1, which
     has what is left; Triton has all of it set aside for any kernel of more than 48 KB (docs/kernels/sm90_few.md).
+    `lets_go_late`: its programs let the merge be launched when they are nearly done, not when they begin, so that it crowds onto
+    no SM that they need.
+    `most_programs`, `most_keys`: programs along tokens and head blocks, and keys of a token, from which on it must not be launched.
     """
 
     name: str
@@ -51,6 +54,9 @@ class Family:
     ctas: int = 1
     min_heads: int = 1
     spares_l1: bool = False
+    lets_go_late: bool = False
+    most_programs: int = 2**31
+    most_keys: int = 2**31
 
     def programs_per_sm(self, maxnreg: int | None) -> int:
         """Programs of an SM that shared memory is set aside for; 0: whatever Triton asks for."""
@@ -66,7 +72,17 @@ FAMILIES = {
         Family("sm90_pair_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_rs_fp8", ("v32", "v4"), ("sm90",), True),
         Family("sm90_cluster_fp8", ("v32", "v4"), ("sm90",), True, ctas=2, min_heads=65),
-        Family("sm90_few", ("bf16_d576", "bf16_d512", "v32", "v4"), ("sm90",), True, plane=True, spares_l1=True),
+        Family(
+            "sm90_few",
+            ("bf16_d576", "bf16_d512", "v32", "v4"),
+            ("sm90",),
+            True,
+            plane=True,
+            spares_l1=True,
+            lets_go_late=True,
+            most_programs=2**22,
+            most_keys=2**27,  # it divides in fp32
+        ),  # fmt: skip
     )
 }
 
@@ -125,8 +141,7 @@ def exact_sums(family: Family, tunables: tuple[tuple[str, Any], ...]) -> tuple[t
     the cosine that tells one rounding of K from another). The form that sums in fp32 was tuned beside it."""
     if family.name != "sm90_rs_fp8" or not dict(tunables).get("lean"):
         return tunables
-    other = {"lean": False, "r_producer": 40}
-    return tuple((name, other.get(name, value)) for name, value in tunables)
+    return tuple((name, False if name == "lean" else value) for name, value in tunables)
 
 
 def grid_of(family: Family, persistent: bool, tokens: int, head_blocks: int, splits: int, sms: int) -> tuple[int, ...]:
@@ -156,14 +171,14 @@ def splits_for(splits: int, anchor: int, tokens: int, head_blocks: int, blocks: 
 
 
 EARLY_MERGE_PROGRAMS = 64
-"""Half of the SMs of an H200: attention kernels of more programs are merged after they have ended."""
+"""Half of the SMs of an H200: attention kernels of more programs that let the merge go at once are merged after they have ended."""
 
 
 def merge_starts_early(family: Family, programs: int) -> bool:
     """Whether the merge is launched before an attention kernel of `programs` programs ends. Only Gluon families let it
     (griddepcontrol.launch_dependents), and where few SMs are idle the merge would crowd onto them: 1 token 0.7 us faster, 16
-    tokens in 8 parts 0.7 us slower (docs/kernels/combine.md)."""
-    return family.gluon and programs <= EARLY_MERGE_PROGRAMS
+    tokens in 8 parts 0.7 us slower (docs/kernels/combine.md). Let go late it gains with any number of programs."""
+    return family.gluon and (family.lets_go_late or programs <= EARLY_MERGE_PROGRAMS)
 
 
 def part_type(family: Family, tunables: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .families import is_gluon, known_family
+from .families import Family, is_gluon, known_family
 from .table import Entry, Shape
 
 Side = tuple[int, int]
@@ -118,7 +118,16 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
     family = known_family(entry.module, entry.layout)
     if family is not None and shape.heads < family.min_heads:
         return f"Its kernel gives every block of a cluster heads of its own: it needs {family.min_heads} heads, not {shape.heads}."
+    if family is not None and too_large(family, entry, shape):
+        most = f"{family.most_programs} blocks of heads and {family.most_keys} keys of a token"
+        return f"Its kernel divides in fp32, which is exact for fewer than {most}."
     return None
+
+
+def too_large(family: Family, entry: Entry, shape: Shape) -> bool:
+    """Whether a call has more blocks of heads, or a token more keys, than a family's kernel can tell apart."""
+    programs = shape.tokens * -(-shape.heads // int(entry.config.get("block_h", 64)))
+    return programs >= family.most_programs or shape.topk + shape.extra_topk >= family.most_keys
 
 
 def is_exact(entry: Entry, shape: Shape) -> bool:

@@ -12,8 +12,8 @@ An item is (token, split, block of HB heads), one per program; its keys are cut 
 thread (maxnreg) an SM holds two programs.
 
 Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
-warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared memory
-(`places`, PLACES tiles of 64), then Q. An item with more tiles gets the later places from the producer. Partitions:
+warps, copies the first tile, checks the indices as they come, divides them by the page size and leaves the place of each row in shared
+memory (`places`, PLACES tiles of 64), then Q. An item with more tiles gets the later places from the producer. Partitions:
 
     producer   PRODUCERS warps: issue cp.async of rows straight into the tiles; nothing to convert
     consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
@@ -23,6 +23,7 @@ Barriers (count of arrivals per phase):
     placed           1          consumer 0 -> producer: the first places are there
     q_there          1          consumer 0 -> consumer 1: Q is there, and so are all of the first PLACES places
     full_l[stage], full_r[stage]    threads of the producer -> consumer: the left half of the tile is there; the right one and rope
+                                    (the first tile: as many threads of consumer 0, which copy it)
     empty_l[stage], empty_r[stage]  1, consumer -> producer: done with the left half; with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
 
@@ -47,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d512'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'c9a0824de4b02b15'
+TEMPLATE_HASH = '53771c8885977278'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -70,11 +71,34 @@ V_ROPE = gl.constexpr(False)  # they belong to V as well
 
 @gluon.jit
 def divided(x, by):
-    """x // by. The divisors before the first load are mostly 1, and a division takes longer than all else there."""
-    q = x
-    if by != 1:
-        q = x // by
-    return q
+    """x // by for numbers from 0 to 2^22, without a branch and in a third of the time of a division, of which there are four before
+    the first load: the rounded quotient of floats is at most 1 off. So (token, block) pairs and tiles must be fewer than 2^22."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .f32 a, b;
+        .reg .b32 q, r;
+        .reg .pred high, low;
+        or.b32 q, $1, 0x4B000000;
+        or.b32 r, $2, 0x4B000000;
+        mov.b32 a, q;
+        mov.b32 b, r;
+        sub.f32 a, a, 0f4AFFFFFF;
+        sub.f32 b, b, 0f4B000000;
+        rcp.approx.ftz.f32 b, b;
+        fma.rn.f32 a, a, b, 0fBF000000;
+        add.f32 a, a, 0f4B400000;
+        mov.b32 q, a;
+        sub.s32 q, q, 0x4B400000;
+        mul.lo.s32 r, q, $2;
+        sub.s32 r, $1, r;
+        setp.ge.s32 high, r, $2;
+        setp.lt.s32 low, r, 0;
+        @high add.s32 q, q, 1;
+        @low sub.s32 q, q, 1;
+        mov.b32 $0, q;
+        }""",
+        "=r,r,r", [x, by], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -93,9 +117,7 @@ def tiles_of(t, split, splits, lens, DUAL: gl.constexpr, SPLIT: gl.constexpr, TI
     first = 0
     count = tiles
     if SPLIT:
-        per_split = 1
-        if tiles > splits:
-            per_split = (tiles + splits - 1) // splits
+        per_split = gl.maximum(divided(tiles + splits - 1, splits), 1)
         first = gl.minimum(split * per_split, tiles)
         count = gl.minimum(per_split, tiles - first)
     return first, count, tiles_main, length, extra_length
@@ -118,9 +140,34 @@ def opaque_zero(i):
 
 
 @gluon.jit
+def exp2(x):
+    """ex2.approx: results below 2^-126 are 0. gl.exp2 keeps them, with three more instructions each."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def log2(x):
+    """lg2.approx, good to 2^-22. gl.log2 is 25 instructions per head, between the last values and the stores of a part."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def reciprocal(x):
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def release_dependents():
-    """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_merge_start(SPLIT: gl.constexpr):
+    """Let the merge be launched when all programs have come here: it waits for all of this kernel by itself
+    (griddepcontrol.wait) before it reads a part. Its launch takes about as long as the end of a program of one consumer; earlier,
+    its programs would crowd onto the SMs that have none of this kernel's."""
+    if SPLIT:
+        release_dependents()
 
 
 # ---------------------------------------------------------------------------------------------- places of rows
@@ -153,7 +200,11 @@ def load_indices(tile, span, ids, DUAL: gl.constexpr, TILES: gl.constexpr, TILE_
 @gluon.jit
 def page_of(index, page, PAGE: gl.constexpr):
     if PAGE > 0:
-        return index // PAGE
+        if PAGE & (PAGE - 1) == 0:
+            # a shift in so many words: of two constant divisions and a choice LLVM makes one division by what was chosen
+            return index >> (PAGE.bit_length() - 1)
+        else:
+            return index // PAGE
     else:
         return index // page
 
@@ -189,7 +240,7 @@ def more_places(tile, refill, places, feet, DUAL: gl.constexpr, PAGE: gl.constex
 
 
 @gluon.jit
-def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, TILE_KEYS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCERS: gl.constexpr, COPIES_FIRST: gl.constexpr, TILE_KEYS: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
     kv, row_stride, extra_kv, extra_row_stride = kv_io
@@ -198,7 +249,7 @@ def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCER
     LR: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [PRODUCERS, 1], [1, 0])  # 16 bytes per thread, 128 per row segment
     col = gl.arange(0, 256, gl.SliceLayout(0, LR))
     mbarrier.wait(placed, 0)
-    for j in range(n):
+    for j in range(1 if COPIES_FIRST else 0, n):
         if (j >= PLACES) & (j % (PLACES // 2) == 0):
             more_places(j, refill, places, places, DUAL, 0, 0, PLACES, PLACES // 2, TILE_KEYS, PRODUCERS)
         base = kv
@@ -221,6 +272,42 @@ def producer(refill, places, tiles, bars, placed, STAGES: gl.constexpr, PRODUCER
         if ROPE:
             copy_async(rope.index(st).slice(0, TILE_KEYS), row + (512 + gl.arange(0, 64, gl.SliceLayout(0, LR)))[None, :], mask=valid)
         async_copy.mbarrier_arrive(full_r.index(st), increment_count=False)
+
+
+@gluon.jit
+def copy_first(refill, tiles, full_l, full_r, TILE_KEYS: gl.constexpr, DUAL: gl.constexpr):
+    """The item's first tile, by the warps that ask for its indices: these go into the copies' addresses without a hand-over
+    through shared memory."""
+    span, ids, kv_io, slot_counts = refill
+    first, n, tiles_main, length, extra_length = span
+    kv, row_stride, extra_kv, extra_row_stride = kv_io
+    n_slots, extra_slots = slot_counts
+    left, right, rope = tiles
+    LR: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    pos = first * TILE_KEYS + gl.arange(0, TILE_KEYS, gl.SliceLayout(1, LR))
+    bound = length
+    base = kv
+    stride = row_stride.to(gl.int64)
+    ptr = ids[0]
+    if DUAL:
+        if first >= tiles_main:
+            pos -= tiles_main * TILE_KEYS
+            bound = extra_length
+            n_slots = extra_slots
+            base = extra_kv
+            stride = extra_row_stride.to(gl.int64)
+            ptr = ids[1]
+    index = gl.load(ptr + pos, mask=pos < bound, other=-1)
+    exists = (index >= 0) & (index < n_slots)
+    valid = exists[:, None]
+    col = gl.arange(0, 256, gl.SliceLayout(0, LR))
+    row = (base + gl.where(exists, index, 0).to(gl.int64) * stride)[:, None]
+    copy_async(left.index(0).slice(0, TILE_KEYS), row + col[None, :], mask=valid)
+    async_copy.mbarrier_arrive(full_l.index(0), increment_count=False)
+    copy_async(right.index(0).slice(0, TILE_KEYS), row + (256 + col)[None, :], mask=valid)
+    if ROPE:
+        copy_async(rope.index(0).slice(0, TILE_KEYS), row + (512 + gl.arange(0, 64, gl.SliceLayout(0, LR)))[None, :], mask=valid)
+    async_copy.mbarrier_arrive(full_r.index(0), increment_count=False)
 
 
 # ---------------------------------------------------------------------------------------------- consumers
@@ -259,16 +346,40 @@ def row_pairs(x, HB: gl.constexpr):
     return gl.split(x.reshape([4, 2, 8, HB]).permute((0, 2, 3, 1)))
 
 
+@gluon.constexpr_function
+def warps_layout(HB):
+    """[4 warps, HB]: a lane has all warps' values of the heads that it has in an accumulator."""
+    heads = [[0, 1]] + [[0, 8 << i] for i in range((HB // 8).bit_length() - 1)]
+    return gl.DistributedLinearLayout([[1, 0], [2, 0], *heads], [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]], [[0, 0], [0, 0]], [], [4, HB])
+
+
+@gluon.jit
+def max_of_keys(x, room, HB: gl.constexpr, HL: gl.constexpr):
+    """gl.max(x, 0), which meets twice, with one meeting of the warps: each leaves its maxima, and each lane takes all four."""
+    room.store(gl.max(x.reshape([4, 16, HB]), 1))
+    return gl.convert_layout(gl.max(room.load(warps_layout(HB)), 0), HL)
+
+
+@gluon.jit
+def sum_of_keys(x, room, HB: gl.constexpr, HL: gl.constexpr):
+    """gl.sum(x, 0), likewise."""
+    room.store(gl.sum(x.reshape([4, 16, HB]), 1))
+    return gl.convert_layout(gl.sum(room.load(warps_layout(HB)), 0), HL)
+
+
 @gluon.jit
 def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
                    FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
-                   TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, DUAL: gl.constexpr, PAGE: gl.constexpr,
-                   EXTRA_PAGE: gl.constexpr):
+                   TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, COPIES_FIRST: gl.constexpr, DUAL: gl.constexpr,
+                   PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr):
     """Consumer 0, in the warps that asked for the indices and for Q: as these arrive, places and Q go to shared memory."""
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     index0, index1, index2, xl, xr, xo = early
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
+    if COPIES_FIRST:
+        if n > 0:
+            copy_first(refill, tiles, bars[0], bars[1], TILE_KEYS, DUAL)
     post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
     mbarrier.arrive(placed, count=1)
     if PLACES > FIRST:
@@ -278,10 +389,13 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
                 if n > 16:
                     post_places(index2, 16, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, 16, PLACES, IL)
     ql, qr, qo = queries
-    ql.index(0).store(xl.to(ql.dtype))
-    qr.index(0).store(xr.to(qr.dtype))
-    if ROPE:
-        qo.index(0).store(xo)
+    # In a branch, so that the compiler does not move the conversion up: the places, and the meeting that starts the other
+    # partitions, would wait for Q.
+    if n > 0:
+        ql.index(0).store(xl.to(ql.dtype))
+        qr.index(0).store(xr.to(qr.dtype))
+        if ROPE:
+            qo.index(0).store(xo)
     fence_async_shared()
     if CONSUMERS == 2:
         full_l, full_r, empty_l, empty_r, ready_mine, ready_other, q_there = bars
@@ -314,6 +428,11 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
     SUM_EACH: gl.constexpr = CONSUMERS == 1 and PLACES <= 4
     own = n if CONSUMERS == 1 else (n + 1 - W) // 2  # my tiles
     m = gl.full([HB], LOWEST, gl.float32, HL)
+    ROWS4: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    maxima = gl.allocate_shared_memory(gl.float32, [4, HB], ROWS4)
+    sums = maxima
+    if SUM_EACH:
+        sums = gl.allocate_shared_memory(gl.float32, [4, HB], ROWS4)
     if SUM_EACH:
         l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
     else:
@@ -337,9 +456,9 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         valid = places.index(j % PLACES).load(gl.SliceLayout(1, SL)) >= 0
         s = warpgroup_mma_wait(0, deps=[s])
         x = gl.where(valid[:, None], s * scale_log2, float("-inf"))
-        m_new = gl.maximum(m, gl.max(x, 0))
-        alpha = gl.exp2(m - m_new)
-        p = gl.exp2(x - m_new[None, :])
+        m_new = gl.maximum(m, max_of_keys(x, maxima, HB, HL))
+        alpha = exp2(m - m_new)
+        p = exp2(x - m_new[None, :])
         p_latent.store(p.to(p_latent.dtype))
         fence_async_shared()
         al = al * alpha[None, :]
@@ -349,7 +468,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         al = warpgroup_mma_wait(1, deps=[al])  # the right half goes on
         mbarrier.arrive(empty_l.index(st), count=1)
         if SUM_EACH:
-            l = l * alpha + gl.sum(p, 0)
+            l = l * alpha + sum_of_keys(p, sums, HB, HL)
         else:
             alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
             p_rows, p_others = row_pairs(p, HB)
@@ -358,6 +477,8 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         ar = warpgroup_mma_wait(0, deps=[ar])
         mbarrier.arrive(empty_r.index(st), count=1)
 
+    if CONSUMERS == 1:
+        let_merge_start(SPLIT)
     # ---- the item's end: accumulators through my last stage, half of the columns for each consumer
     mine = (W + CONSUMERS * (own - 1)) % STAGES
     mine_rope = (W + CONSUMERS * (own - 1)) % ROPES
@@ -381,8 +502,8 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         m0 = stats.index(0).load(OH)
         m1 = stats.index(2).load(OH)
         top = gl.maximum(m0, m1)
-        w0 = gl.exp2(m0 - top)
-        w1 = gl.exp2(m1 - top)
+        w0 = exp2(m0 - top)
+        w1 = exp2(m1 - top)
         total = stats.index(1).load(OH) * w0 + stats.index(3).load(OH) * w1
     else:
         top = gl.convert_layout(m, OH)
@@ -392,16 +513,13 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
     batch = divided(t, s_q)
     b = batch.to(gl.int64)
     s_pos = (t - batch * s_q).to(gl.int64)
-    # a NaN key leaves no trace in a maximum, but it does in the sum
-    true_max = gl.where(total == total, gl.where(top == LOWEST, float("-inf"), top), float("nan"))
-    lse2 = gl.where(nothing, float("-inf"), top + gl.log2(total))
     if SPLIT:
-        inv = gl.where(nothing, 0.0, 1.0 / total)
+        inv = gl.where(nothing, 0.0, reciprocal(total))
     else:
         sink, has_sink = sink_io
         sink2 = gl.load(sink + head, mask=(head < n_heads) & (has_sink != 0), other=float("-inf")) * LOG2E
         # a sink far above every key makes the total inf, and the output zero, as it should be
-        inv = gl.where(nothing, 0.0, 1.0 / (total + gl.exp2(sink2 - top)))
+        inv = gl.where(nothing, 0.0, reciprocal(total + exp2(sink2 - top)))
     w_mine = (w0 if W == 0 else w1) * inv
     w_other = (w1 if W == 0 else w0) * inv
     if SPLIT:
@@ -431,7 +549,12 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
                     o = merged(right, mine, other, own > 0, others > 0, w_mine, w_other, 256, 256, HB, CONSUMERS, OL)
                 write_columns(row, stride_h, head, n_heads, o, d, d < LATENT, OL)
     if W == 0:
+        # a NaN key leaves no trace in a maximum, but it does in the sum
+        true_max = gl.where(total == total, gl.where(top == LOWEST, float("-inf"), top), float("nan"))
+        lse2 = gl.where(nothing, float("-inf"), top + log2(total))
         write_stats(lse2, true_max, nothing, head, n_heads, t, split, splits, b, s_pos, stat_io, SPLIT)
+        if CONSUMERS == 2:
+            let_merge_start(SPLIT)
 
 
 @gluon.jit
@@ -500,8 +623,6 @@ def attention_kernel(
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     IL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
 
-    if SPLIT:
-        release_dependents()
     # What everything waits for: the item's length, then its indices, and Q beside them.
     head_blocks = (n_heads + HB - 1) // HB
     t = divided(gl.program_id(0), head_blocks)
@@ -520,6 +641,9 @@ def attention_kernel(
     # The producers start when the first of these are there. They ask for a later tile's when a consumer has ended a tile, which
     # it began behind all of them: STAGES + 2 tiles on at most.
     FIRST: gl.constexpr = 8 if PLACES >= 8 else PLACES
+    # bf16: consumer 0 copies the first tile. With three stages the other consumer would wait for a later tile of its stage, and
+    # nothing but the order of the producer's copies tells it that the first was there before.
+    COPIES_FIRST: gl.constexpr = STAGES % CONSUMERS == 0 and PRODUCERS == 4
     index0 = load_indices(0, span, ids, DUAL, FIRST, TILE_KEYS, IL)
     index1 = index0
     index2 = index0
@@ -583,15 +707,15 @@ def attention_kernel(
         bars1 = (full_l, full_r, empty_l, empty_r, ready1.index(0), ready0.index(0), q_there)
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars0, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
+                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, COPIES_FIRST, DUAL, PAGE, EXTRA_PAGE)),
             (consumer, (1, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs1, stats, bars1, FP16, HB, CONSUMERS, STAGES,
                         ROPES, TILE_KEYS, SPLIT, PLACES)),
-            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, TILE_KEYS, DUAL, PLACES)),
+            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, COPIES_FIRST, TILE_KEYS, DUAL, PLACES)),
         ], [4, WARPS], [R_CONSUMER, R_PRODUCER])
     else:
         bars = (full_l, full_r, empty_l, empty_r, placed, placed, placed)
         gl.warp_specialize([
             (first_consumer, (early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs0, stats, bars, FP16, HB, CONSUMERS, STAGES,
-                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, DUAL, PAGE, EXTRA_PAGE)),
-            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, TILE_KEYS, DUAL, PLACES)),
+                        ROPES, TILE_KEYS, SPLIT, PLACES, FIRST, COPIES_FIRST, DUAL, PAGE, EXTRA_PAGE)),
+            (producer, (refill, places, tiles_out, (full_l, full_r, empty_l, empty_r), placed, STAGES, PRODUCERS, COPIES_FIRST, TILE_KEYS, DUAL, PLACES)),
         ], [WARPS], [R_PRODUCER])

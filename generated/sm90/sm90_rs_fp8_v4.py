@@ -20,22 +20,22 @@ visited, but an item without a key has one pair, fully masked. Three partitions 
   right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0, O += S1 V1
 
 Both groups take tile 0 before tile 1, so that a pair needs two hand-overs: the left group publishes S0 and its maximum, the
-right group derives its own maximum from that one and publishes S1. Each group turns its half of Q, which is copied as bf16,
-into the order of the fragments where it lies.
+right group derives its own maximum from that one and publishes S1. The left group finishes an item's statistics for both. Each
+group copies its chunks of Q, as bf16, where they are used: those of the next item as soon as it has multiplied this item's last
+values, so that they come while the output leaves. Then it turns them into the order of the fragments where they lie.
 
   barrier        signalled by            when                                                  read by
-  free_q         both groups             their last scores of the item are done                producer
-  full_q         producer                Q of an item has arrived                              left, right
-  half_q_l, _r   left, right             its half of Q is in order                             right, left
+  half_q_l, _r   left, right             its chunks of an item's Q are in order                right, left
   full[h][stage] producer                rows, scales and (left half) places of half a tile    left (tile 0), right (tile 1)
   empty[h][..]   left (h = 0), right     the rows of its half are in registers as values       producer
   ready_s0, _s1  left, right             S and the maximum are in shared memory                right, left
   free_s0        right                   S0 V0 is done                                         left
-  ready_l0, _l1  left, right             sum and true maximum of its tiles are there           right, left
+  ready_l1       right                   sum and true maximum of its tiles are there           left
+  ready_l0       left                    factors and rows of the output are there              right
 
-S1 may be overwritten once ready_s0 of the next pair is there, which the left group signals behind S1 V1; the maxima likewise.
-A tile's readers that did not wait for it have waited for an S that comes of it, and whoever releases a half has an S of all that
-read it before.
+S1 may be overwritten once ready_s0 of the next pair is there, which the left group signals behind S1 V1; the maxima likewise, and
+Q once the other group's last S is there. A tile's readers that did not wait for it have waited for an S that comes of it, and
+whoever releases a half has an S of all that read it before.
 """
 
 import triton
@@ -52,7 +52,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_rs_fp8"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = '3b6025d45a6872dc'
+TEMPLATE_HASH = '5e1899cbc0ddcc82'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -235,6 +235,19 @@ def output_layout(dims, rope, HB):
     wide = lambda bits: [[b, 0] for b in bits]
     heads = [[0, 1]] + [[0, 8 << i] for i in range((HB // 8).bit_length() - 1)]
     return gl.DistributedLinearLayout(wide(own) + heads, [[0, 2], [0, 4]] + wide(g), wide(w), [], [dims, HB])
+
+
+@gluon.constexpr_function
+def q_layout(HB, ROPE):
+    """[HB heads, 64 dims] of Q: a lane has pieces of 16 bytes of a head which make, in the order of the fragments, pieces of 16
+    bytes again. With fewer heads warps have fewer pieces of each."""
+    pieces = [[0, 8], [0, 16]] if ROPE else [[0, 16], [0, 32]]
+    more = [[16, 0], [32, 0]]
+    count = (HB // 16).bit_length() - 1  # bits of the heads beyond the lanes'
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4]] + pieces[: count], [[0, 32 if ROPE else 8], [1, 0], [2, 0], [4, 0], [8, 0]],
+        more[:count] + pieces[count:], [], [HB, 64],
+    )
 
 
 # ------------------------------------------------------------------------------------------------ PTX
@@ -495,6 +508,13 @@ def cache_start(words, extra_words, main_tiles, TILE: gl.constexpr, DUAL: gl.con
     return start
 
 
+@gluon.constexpr_function
+def shift_of(page, extra_page):
+    """log2 of two page sizes that are powers of two, else none."""
+    both = page > 0 and extra_page > 0 and page & (page - 1) == 0 and extra_page & (extra_page - 1) == 0
+    return (page.bit_length() - 1, extra_page.bit_length() - 1) if both else ()
+
+
 @gluon.jit
 def resolve(
     raw, cache, words, extra_words, slots, extra_slots, page, extra_page, page_stride, extra_page_stride, offsets, landing,
@@ -509,10 +529,13 @@ def resolve(
     valid = (cache >= 0) & (raw >= 0) & (raw < n_slots)
     index = gl.where(valid, raw, 0)
     if DUAL:
-        # dividing by each page size, not by a selected one, keeps a constant page a shift
         extra_rows = EXTRA_PAGE if EXTRA_PAGE > 0 else extra_page
-        page_id = gl.where(cache == 1, index // extra_rows, index // main_rows)
         rows = gl.where(cache == 1, extra_rows, main_rows)
+        SHIFTS: gl.constexpr = shift_of(PAGE, EXTRA_PAGE)
+        if len(SHIFTS) == 2:  # what is written as two divisions by constants becomes one by a selected number
+            page_id = index >> gl.where(cache == 1, SHIFTS[1], SHIFTS[0])
+        else:
+            page_id = index // rows
         page_row = page_id.to(gl.int64) * gl.where(cache == 1, extra_page_stride, page_stride)
     else:
         page_id = index // main_rows
@@ -578,18 +601,20 @@ def produce(
     tile, start, offsets, landed, tiles, places, scales, full, empty, TILE: gl.constexpr, STAGES: gl.constexpr,
     FP16: gl.constexpr, NW: gl.constexpr,
 ):
-    """Tile number `tile`, half by half: each has a group that multiplies its values and then releases it."""
+    """Tile number `tile`. Each half has a group that multiplies its values and then releases it. Rows are asked for before the
+    pair's scales are awaited."""
     st = tile % STAGES
     phase = (tile // STAGES) & 1
     mbarrier.wait(empty[0].index(st), phase ^ 1)
     copy_left(start, offsets, st, places, tiles, NW)
     async_copy.mbarrier_arrive(full[0].index(st), increment_count=False)
-    prepare_scales(landed, scales[0].index(st), TILE, 0, FP16, NW)
-    mbarrier.arrive(full[0].index(st), count=1)
     mbarrier.wait(empty[1].index(st), phase ^ 1)
     copy_right(start, offsets, st, tiles, NW)
     async_copy.mbarrier_arrive(full[1].index(st), increment_count=False)
-    async_copy.commit_group()
+    if TILE == 0:
+        async_copy.wait_group(0)  # the rows just asked for are in no group yet
+    prepare_scales(landed, scales[0].index(st), TILE, 0, FP16, NW)
+    mbarrier.arrive(full[0].index(st), count=1)
     prepare_scales(landed, scales[1].index(st), TILE, 1, FP16, NW)
     mbarrier.arrive(full[1].index(st), count=1)
 
@@ -606,17 +631,48 @@ def q_rows(
 
 
 @gluon.jit
+def in_order(x, ROPE: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
+    """64 dims of Q in the order of the fragments. Moves nothing."""
+    if ROPE:
+        return x.reshape([HB, 2, 4, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([HB, 64])
+    else:
+        x = x.reshape([HB, 4, 4, 2, 2]).permute((0, 2, 3, 1, 4)).reshape([HB, 64])
+        if FP16:
+            x = x.to(gl.float16)
+        return x
+
+
+@gluon.jit
 def copy_q(
-    q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope,
-    SPLIT: gl.constexpr, HB: gl.constexpr, NW: gl.constexpr,
+    q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope, FIRST: gl.constexpr, LAST: gl.constexpr,
+    ROPE: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr,
 ):
-    """Start copying Q of an item, as bf16, to where it is used. Needs no registers to land in."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [NW, 1], [1, 0])
+    """Start copying a group's chunks of Q of an item, as bf16, to where they are used. Needs no registers to land in."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = q_rows(q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, SPLIT, HB, gl.SliceLayout(1, L))
     at = gl.expand_dims(row, 1) + gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
-    for i in gl.static_range(CHUNKS):
-        copy_async(q_latent.index(i), at + i * 64)
-    copy_async(q_rope.index(0), at + CHUNKS * 64)
+    for i in gl.static_range(FIRST, LAST):
+        copy_async(q_bf16.index(i), at + i * 64)
+    if ROPE:
+        copy_async(q_rope.index(0), at + CHUNKS * 64)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def order_q(
+    q_latent, q_bf16, q_rope, mine, theirs, it, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr, FP16: gl.constexpr,
+    HB: gl.constexpr,
+):
+    """Bring them in the order of the fragments, where they lie, and wait for the other group's. One chunk at a time: O still counts
+    as alive, and registers are scarce."""
+    async_copy.wait_group(0)
+    for i in range(FIRST, LAST):
+        q_latent.index(i).store(in_order(q_bf16.index(i).load(q_layout(HB, False)), False, FP16, HB))
+    if ROPE:
+        q_rope.index(0).store(in_order(q_rope.index(0).load(q_layout(HB, True)), True, FP16, HB))
+    fence_async_shared()
+    mbarrier.arrive(mine, count=1)
+    mbarrier.wait(theirs, it & 1)
 
 
 @gluon.jit
@@ -639,20 +695,27 @@ def producer(
     idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, EXTRA_PAGE: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr,
     STAGES: gl.constexpr, NW: gl.constexpr,
-    q_latent, q_rope, tiles, places, scales, raw_indices, offsets, landing, free_q, full_q, full, empty,
+    tiles, places, scales, raw_indices, offsets, landing, full, empty,
 ):
-    """Three places in the stream of pairs: pair g is copied, the addresses of pair g + 1 are found, the indices of pair g + 2 are
-    copied. The groups of copies are, in this order: rows of tile 0; scales of the next pair and indices of the one after it; rows
-    of tile 1. So all but one group need to have ended before a pair begins."""
+    """Three places in the stream of pairs: pair g is copied, then the addresses of pair g + 1 are found and the indices of pair
+    g + 2 are copied, while the place of the next tile is still in use."""
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     KEY: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     words = kv.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_kv.to(gl.pointer_type(gl.int32), bitcast=True)
-    by_tile = reinterpret(offsets, gl.int32, [4, 64], FLAT)
-    landed = reinterpret(landing, gl.uint8, [2, 128, 2 * HALF_SCALES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    by_tile = reinterpret(offsets, gl.int32, [2, 64], FLAT)
+    landed = reinterpret(landing, gl.uint8, [128, 2 * HALF_SCALES], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     # The place whose indices are copied, in scalars. An item, how many pairs it has from there on, pointers to indices, keys and
     # tiles of the main cache that are left.
     item = first_item
+    early = gl.full([128], -1, gl.int32, KEY)
+    if not SPLIT:  # the main cache's of the first pair: where they are does not depend on the lengths
+        at, _, _ = first_keys(
+            indices, extra_indices, gl.minimum(item, n_items - 1), 0, 0, s_q, heads, splits,
+            idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, False, SPLIT, HB,
+        )
+        key = gl.arange(0, 128, KEY)
+        early = gl.load(at + key, mask=key < topk, other=-1)
     length, extra = load_lengths(
         lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
     )
@@ -664,20 +727,19 @@ def producer(
     below = length - first * 128
     main_tiles = tiles_main - 2 * first
     index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
-    raw = gl.load(index, mask=cache >= 0, other=-1)
-    copy_q(q, item, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope, SPLIT, HB, NW)
-    async_copy.mbarrier_arrive(full_q, increment_count=False)
+    raw = early
+    if SPLIT:
+        raw = gl.load(index, mask=cache >= 0, other=-1)
+    elif DUAL:
+        raw = gl.where(cache == 0, early, gl.load(index, mask=cache == 1, other=-1))
     resolve(
         raw, cache, words, extra_words, slots, extra_slots, page, extra_page, page_stride, extra_page_stride,
-        offsets.index(0), landing.index(0), DUAL, PAGE, EXTRA_PAGE, NW,
+        offsets, landing, DUAL, PAGE, EXTRA_PAGE, NW,
     )
     main_tiles_0 = main_tiles  # of the pair that is copied
-    begins = -1  # the item whose Q that pair is the first to need, and likewise the next pair
-    next_begins = -1
     pairs -= 1
     if pairs == 0:
         item += stride
-        next_begins = item
         length, extra = load_lengths(
             lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
             DUAL, SPLIT, HB,
@@ -697,38 +759,26 @@ def producer(
         below -= 128
         main_tiles -= 2
     index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
-    copy_async(raw_indices.index(1), index, mask=cache >= 0)
+    copy_async(raw_indices, index, mask=cache >= 0)
     async_copy.commit_group()
-    async_copy.commit_group()  # stands for the rows of a tile 1 before
     more = first_item < n_items
     g = 0
-    it = 1  # items whose Q was copied
     while more:
-        slot = g & 1
-        async_copy.wait_group(1)
-        # ---- tile 0
         start = cache_start(words, extra_words, main_tiles_0, 0, DUAL)
-        produce(2 * g, start, by_tile.index(2 * slot), landed.index(slot), tiles, places, scales, full, empty, 0, STAGES, FP16, NW)
-        if begins >= 0:
-            mbarrier.wait(free_q, (it & 1) ^ 1)
-            copy_q(q, begins, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_latent, q_rope, SPLIT, HB, NW)
-            async_copy.mbarrier_arrive(full_q, increment_count=False)
-            it += 1
+        produce(2 * g, start, by_tile.index(0), landed, tiles, places, scales, full, empty, 0, STAGES, FP16, NW)
+        start = cache_start(words, extra_words, main_tiles_0, 1, DUAL)
+        produce(2 * g + 1, start, by_tile.index(1), landed, tiles, places, scales, full, empty, 1, STAGES, FP16, NW)
         # ---- addresses of the next pair, indices of the one after it
         index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
         resolve(
-            raw_indices.index(slot ^ 1).load(KEY), cache, words, extra_words, slots, extra_slots, page, extra_page,
-            page_stride, extra_page_stride, offsets.index(slot ^ 1), landing.index(slot ^ 1), DUAL, PAGE, EXTRA_PAGE, NW,
+            raw_indices.load(KEY), cache, words, extra_words, slots, extra_slots, page, extra_page, page_stride, extra_page_stride,
+            offsets, landing, DUAL, PAGE, EXTRA_PAGE, NW,
         )
         more = item < n_items
-        main_tiles_1 = main_tiles_0
         main_tiles_0 = main_tiles
-        begins = next_begins
-        next_begins = -1
         pairs -= 1
         if pairs == 0:
             item += stride
-            next_begins = item
             length, extra = load_lengths(
                 lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
                 DUAL, SPLIT, HB,
@@ -751,45 +801,12 @@ def producer(
             below -= 128
             main_tiles -= 2
         index, cache = keys_of(at, extra_at, extra_key, below, extra, DUAL, NW)
-        copy_async(raw_indices.index(slot), index, mask=cache >= 0)
+        copy_async(raw_indices, index, mask=cache >= 0)
         async_copy.commit_group()
-        # ---- tile 1
-        start = cache_start(words, extra_words, main_tiles_1, 1, DUAL)
-        produce(
-            2 * g + 1, start, by_tile.index(2 * slot + 1), landed.index(slot), tiles, places, scales, full, empty, 1, STAGES, FP16, NW
-        )
         g += 1
 
 
 # ------------------------------------------------------------------------------------------------ groups
-
-
-@gluon.jit
-def take_q(
-    q_latent, q_bf16, q_rope, full_q, mine, theirs, it, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr,
-    FP16: gl.constexpr, HB: gl.constexpr, LEAN: gl.constexpr,
-):
-    """Wait for Q of an item, bring this group's chunks in order, and wait for the other group's."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    mbarrier.wait(full_q, it & 1)
-    xs = ()
-    for i in gl.static_range(FIRST, LAST):
-        x = q_bf16.index(i).load(L).reshape([HB, 4, 4, 2, 2]).permute((0, 2, 3, 1, 4)).reshape([HB, 64])
-        if FP16:
-            x = x.to(gl.float16)
-        if LEAN:
-            xs = xs + (x,)
-        else:
-            q_latent.index(i).store(x)
-    if ROPE:
-        x = q_rope.index(0).load(L).reshape([HB, 2, 4, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([HB, 64])
-        q_rope.index(0).store(x)
-    if LEAN:  # all is read before it is written: the warps wait for each other once
-        for i in gl.static_range(FIRST, LAST):
-            q_latent.index(i).store(xs[i - FIRST])
-    fence_async_shared()
-    mbarrier.arrive(mine, count=1)
-    mbarrier.wait(theirs, it & 1)
 
 
 @gluon.jit
@@ -896,22 +913,27 @@ def step_fragment(raw, first, second, WORDS: gl.constexpr, FP16: gl.constexpr, H
 
 
 @gluon.jit
-def values(tile, scales, p, acc, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
+def values(tile, scales, p, acc, keep, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
     """O^T += V^T P^T of a tile, 256 dims. What the next step reads is asked for before this one is multiplied, and the tile is
-    released as soon as all of it is in registers."""
+    released as soon as all of it is in registers. keep: whether there is something to add to."""
     for i in gl.static_range(4):
         x = step_fragment(raw, first, second, 64, FP16, HB)
         if i < 3:
             raw, first, second = step_of(tile, scales, i + 1, 0, 64, FP16)
-        acc = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), acc, is_async=True)
+        acc = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), acc, use_acc=keep if i == 0 else True, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
     mbarrier.arrive(empty, count=1)
     return warpgroup_mma_wait(0, deps=[acc])
 
 
 @gluon.jit
-def values_left(tiles, scales, st, p, acc, empty, raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
-    return values(tiles[0].index(st), scales[0].index(st), p, acc, empty[0].index(st), raw, first, second, FP16, HB)
+def even_values(
+    tiles, scales, st, p, acc, keep, empty, raw, first, second, SIDE: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr
+):
+    """Of half SIDE of a tile's dims, all of which are fp8."""
+    return values(
+        tiles[SIDE].index(st), scales[SIDE].index(st), p, acc, keep, empty[SIDE].index(st), raw, first, second, FP16, HB
+    )
 
 
 @gluon.jit
@@ -920,23 +942,33 @@ def first_step(tiles, scales, st, SIDE: gl.constexpr, FP16: gl.constexpr):
 
 
 @gluon.jit
-def half_step_fragment(halves, scales, STEP: gl.constexpr, SCALE0: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
-    """16 keys of 64 dims, dequantised: a lane has two of them, half a word."""
+def half_step_of(halves, scales, STEP: gl.constexpr, SCALE0: gl.constexpr, FP16: gl.constexpr):
+    """16 keys of 64 dims: a lane has two of them, half a word. And their scales."""
+    S: gl.constexpr = gl.SliceLayout(2, half_pair_layout())
+    raw = halves.slice(16 * STEP, 16, dim=0).load(half_step_layout())
+    if FP16:
+        first = scales.slice(SCALE0, 1, dim=0).slice(8 * STEP, 8, dim=1).permute((1, 0)).load(S)
+        second = first
+    else:
+        both = scales.slice(SCALE0, 1, dim=0).slice(16 * STEP, 16, dim=1).load(half_pair_scales()).to(gl.float32)
+        first, second = gl.split(both.permute((1, 0)).reshape([8, 2, 1]).permute((0, 2, 1)))
+        first = gl.convert_layout(first, S, assert_trivial=True)
+        second = gl.convert_layout(second, S, assert_trivial=True)
+    return raw, first, second
+
+
+@gluon.jit
+def half_step_fragment(raw, first, second, FP16: gl.constexpr, HB: gl.constexpr):
+    """Such a step, dequantised."""
     L: gl.constexpr = half_pair_layout()
-    S: gl.constexpr = gl.SliceLayout(2, L)
-    raw = halves.slice(16 * STEP, 16, dim=0).load(half_step_layout()).to(gl.int32)
+    raw = raw.to(gl.int32)
     even, odd = gl.split(raw.reshape([2, 2, 4, 32]).permute((0, 2, 3, 1)).reshape([8, 32, 2]))
     even = gl.convert_layout(even.reshape([8, 1, 32]), L, assert_trivial=True)
     odd = gl.convert_layout(odd.reshape([8, 1, 32]), L, assert_trivial=True)
     if FP16:
-        pairs = scales.slice(SCALE0, 1, dim=0).slice(8 * STEP, 8, dim=1).permute((1, 0)).load(S)
-        d0, d1, _, _ = dequantise_pairs_fp16(even, odd, gl.expand_dims(pairs, 2))
+        d0, d1, _, _ = dequantise_pairs_fp16(even, odd, gl.expand_dims(first, 2))
     else:
-        both = scales.slice(SCALE0, 1, dim=0).slice(16 * STEP, 16, dim=1).load(half_pair_scales()).to(gl.float32)
-        first, second = gl.split(both.permute((1, 0)).reshape([8, 2, 1]).permute((0, 2, 1)))
-        first = gl.expand_dims(gl.convert_layout(first, S, assert_trivial=True), 2)
-        second = gl.expand_dims(gl.convert_layout(second, S, assert_trivial=True), 2)
-        d0, d1, _, _ = dequantise_pairs_bf16(even, odd, first, second)
+        d0, d1, _, _ = dequantise_pairs_bf16(even, odd, gl.expand_dims(first, 2), gl.expand_dims(second, 2))
     a0, b0 = apart(d0, FP16)
     a1, b1 = apart(d1, FP16)
     x = gl.join(gl.join(a0, a1), gl.join(b0, b1))
@@ -945,30 +977,47 @@ def half_step_fragment(halves, scales, STEP: gl.constexpr, SCALE0: gl.constexpr,
 
 
 @gluon.jit
-def rope_fragment(rope, STEP: gl.constexpr, HB: gl.constexpr):
+def rope_step_of(rope, STEP: gl.constexpr):
+    return rope.slice(16 * STEP, 16, dim=0).load(rope_step_layout())
+
+
+@gluon.jit
+def rope_fragment(x, HB: gl.constexpr):
     """16 keys of the rope dims, in bf16."""
-    x = rope.slice(16 * STEP, 16, dim=0).load(rope_step_layout())
     x = x.reshape([2, 2, 4, 2, 2, 2, 2, 2, 2]).permute((4, 5, 8, 3, 6, 7, 0, 2, 1)).reshape([64, 16])
     return gl.convert_layout(x, fragment_layout(HB), assert_trivial=True)
 
 
 @gluon.jit
-def values_right(tiles, halves, scales, st, p, p_rope, oa, ob, ox, empty, FP16: gl.constexpr, HB: gl.constexpr):
-    """O^T += V^T P^T of a tile, dims 256..383, 384..447 and the rope dims."""
+def uneven_steps(tiles, halves, scales, st, FP16: gl.constexpr):
+    """What the first step of `uneven_values` reads."""
     factors = scales[1].index(st)
     raw, first, second = step_of(tiles[1].index(st), factors, 0, 0, 32, FP16)
+    half, third, fourth = half_step_of(halves.index(st), factors, 0, 2, FP16)
+    return raw, first, second, half, third, fourth, rope_step_of(tiles[3].index(st), 0)
+
+
+@gluon.jit
+def uneven_values(
+    tiles, halves, scales, st, p, p_rope, oa, ob, ox, keep, empty, steps, FP16: gl.constexpr, HB: gl.constexpr
+):
+    """O^T += V^T P^T of a tile, dims 256..383, 384..447 and the rope dims."""
+    factors = scales[1].index(st)
+    raw, first, second, half, third, fourth, turned = steps
     for i in gl.static_range(4):
         x = step_fragment(raw, first, second, 32, FP16, HB)
-        y = half_step_fragment(halves.index(st), factors, i, 2, FP16, HB)
-        z = rope_fragment(tiles[3].index(st), i, HB)
+        y = half_step_fragment(half, third, fourth, FP16, HB)
+        z = rope_fragment(turned, HB)
         if i < 3:
             raw, first, second = step_of(tiles[1].index(st), factors, i + 1, 0, 32, FP16)
-        oa = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), oa, is_async=True)
-        ob = warpgroup_mma(y, p.slice(16 * i, 16, dim=0), ob, is_async=True)
-        ox = warpgroup_mma(z, p_rope.slice(16 * i, 16, dim=0), ox, is_async=True)
+            half, third, fourth = half_step_of(halves.index(st), factors, i + 1, 2, FP16)
+            turned = rope_step_of(tiles[3].index(st), i + 1)
+        oa = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), oa, use_acc=keep if i == 0 else True, is_async=True)
+        ob = warpgroup_mma(y, p.slice(16 * i, 16, dim=0), ob, use_acc=keep if i == 0 else True, is_async=True)
+        ox = warpgroup_mma(z, p_rope.slice(16 * i, 16, dim=0), ox, use_acc=keep if i == 0 else True, is_async=True)
         oa, ob, ox = warpgroup_mma_wait(3, deps=[oa, ob, ox])
     mbarrier.arrive(empty[1].index(st), count=1)
-    return warpgroup_mma_wait(0, deps=[oa, ob, ox])
+    return oa, ob, ox
 
 
 @gluon.jit
@@ -985,9 +1034,9 @@ def any_moved(factor):
 
 
 @gluon.jit
-def max_of(x, parts, HB: gl.constexpr, LEAN: gl.constexpr):
+def max_of(x, parts, HB: gl.constexpr):
     """The maximum of each head over the 64 keys: [HB] in `head_layout`."""
-    if LEAN:
+    if HB == 64:
         y = gl.max(x.reshape([4, 2, 8, HB]), 1)
         y = gl.max(gl.convert_layout(y, dealt_layout(2)).reshape([4, 2, 4, HB]), 1)
         y = gl.max(gl.convert_layout(y, dealt_layout(1)).reshape([4, 2, 2, HB]), 1)
@@ -999,8 +1048,14 @@ def max_of(x, parts, HB: gl.constexpr, LEAN: gl.constexpr):
 
 @gluon.jit
 def sum_of(x, parts, HB: gl.constexpr):
-    """The sum of each head over the 64 keys."""
-    parts.store(gl.sum(gl.sum(x.reshape([4, 2, 8, HB]), 1), 1))
+    """The sum of each head over the 64 keys, likewise."""
+    if HB == 64:
+        y = gl.sum(x.reshape([4, 2, 8, HB]), 1)
+        y = gl.sum(gl.convert_layout(y, dealt_layout(2)).reshape([4, 2, 4, HB]), 1)
+        y = gl.sum(gl.convert_layout(y, dealt_layout(1)).reshape([4, 2, 2, HB]), 1)
+        parts.store(gl.sum(gl.convert_layout(y, dealt_layout(0)), 1))
+    else:
+        parts.store(gl.sum(gl.sum(x.reshape([4, 2, 8, HB]), 1), 1))
     return gl.sum(parts.load(warp_layout(HB)), 0)
 
 
@@ -1081,35 +1136,26 @@ def by_dim(acc, DIMS: gl.constexpr, ROPE: gl.constexpr, HB: gl.constexpr):
 
 
 @gluon.jit
-def leave(
-    acc, inv, to, offset, item, stride_h, heads, splits, D0: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr,
-    SPLIT: gl.constexpr, HB: gl.constexpr,
-):
-    """Columns of O to the output, or as fp32 to a part, where columns without a valid key, whose factor is 0, are not written."""
+def leave(acc, inv, rows, to, D0: gl.constexpr, DIMS: gl.constexpr, ROPE: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr):
+    """Columns of O to the output, or as fp32 to a part: times `inv`, from `rows` on (in 16 numbers; below zero: not written)."""
     L: gl.constexpr = output_layout(DIMS, ROPE, HB)
-    _, _, block = place(item, heads, splits, SPLIT, HB)
-    x = by_dim(acc, DIMS, ROPE, HB)
-    factor = gl.convert_layout(inv, gl.SliceLayout(0, L))
-    head = block * HB + gl.arange(0, HB, gl.SliceLayout(0, L))
-    dim = D0 + gl.arange(0, DIMS, gl.SliceLayout(1, L))
-    x = x * factor[None, :]
-    if SPLIT:
-        written = (head < heads) & (factor != 0.0)
-        gl.store(to + (((offset + head) * D_V)[None, :] + dim[:, None]), x, mask=written[None, :])
-    else:
-        row = (head.to(gl.int64) * stride_h)[None, :]
-        gl.store(to + offset + (row + dim[:, None]), x.to(gl.bfloat16), mask=(head < heads)[None, :])
+    H: gl.constexpr = gl.SliceLayout(0, L)
+    row = rows.load(H)
+    x = by_dim(acc, DIMS, ROPE, HB) * inv.load(H)[None, :]
+    at = to + (row.to(gl.int64) * 16)[None, :] + (D0 + gl.arange(0, DIMS, gl.SliceLayout(1, L)))[:, None]
+    gl.store(at, x if SPLIT else x.to(gl.bfloat16), mask=(row >= 0)[None, :])
 
 
 @gluon.jit
 def left_group(
-    lengths, extra_lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
-    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
-    lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item, stride,
+    q, lengths, extra_lengths, sink, out, lse, max_logits, part_out, part_lse, part_max, scale_log2, lse_scale, empty_lse,
+    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse, has_max, out_stride_b, out_stride_s, out_stride_h,
+    lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h, q_stride_b, q_stride_s, q_stride_h,
+    splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
     LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums, kept, ones,
-    free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+    m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
+    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
@@ -1117,6 +1163,10 @@ def left_group(
     HL: gl.constexpr = head_layout(HB)
     KL: gl.constexpr = kept_layout(HB, LEAN)
     item = first_item
+    copy_q(
+        q, gl.minimum(item, n_items - 1), heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
+        0, 4, False, SPLIT, HB,
+    )
     length, extra = load_lengths(
         lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
     )
@@ -1132,8 +1182,7 @@ def left_group(
     j = 0  # pair of the item
     it = 0  # items so far
     g = 0  # pairs so far
-    if item < n_items:
-        take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB, LEAN)
+    order_q(q_latent, q_bf16, q_rope, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB)
     while item < n_items:
         # Always 0, which the compiler cannot prove: buffers indexed with it have descriptors that vary in the loop, so that
         # they are not hoisted out of it, dozens of 64 bits each, and spilled.
@@ -1145,22 +1194,19 @@ def left_group(
         p = scores(tiles, scales, full, 2 * g, z, q_latent, q_rope, STAGES, FP16, HB)
         sinks = m
         if last:
-            mbarrier.arrive(free_q, count=1)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT, HB)
                 sinks = load_sink(sink, block, heads, has_sink, HB)
         x = mask(p, places.index(st0), HB)
-        mx = max_of(x, maxima, HB, LEAN) * scale_log2
+        mx = max_of(x, maxima, HB) * scale_log2
         best = gl.maximum(best, mx)
         l_heads = m
         if SHARE:
             l_heads = l
-            if LEAN:
-                l_heads = kept.load(HL)
         m0 = gl.where(mx > threshold(m, m, l_heads, SLACK, SHARE), mx, m)
         a = gl.exp2(m - m0)
         if LEAN:
-            moved = any_moved(a)
+            moved = (j > 0) & any_moved(a)
         mbarrier.wait(free_s0, (g & 1) ^ 1)
         m0_buf.store(m0)
         a0_buf.store(a)
@@ -1173,17 +1219,15 @@ def left_group(
         fence_async_shared()
         mbarrier.arrive(ready_s0, count=1)
         if not LEAN:
-            moved = any_moved(a)
+            moved = (j > 0) & any_moved(a)
         d = start_sums(s0_buf.index(z), ones.index(z), LEAN)
         if not LEAN:
             l = l * a + sum_of(s, sums, HB)
         acc = rescale(acc, a0_buf, moved, HB)
         if not LEAN:
             raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
-        acc = values_left(tiles, pair_scale, st0, s0_buf.index(z), acc, empty, raw, first, second, FP16, HB)
-        if LEAN and SHARE:
-            kept.store(kept.load(KL) * a0_buf.load(KL) + end_sums(d))
-        elif LEAN:
+        acc = even_values(tiles, pair_scale, st0, s0_buf.index(z), acc, j > 0, empty, raw, first, second, 0, FP16, HB)
+        if LEAN:
             l = l * a0_buf.load(KL) + end_sums(d)
         # ---- tile 1, from the right group
         mbarrier.wait(ready_s1, g & 1)
@@ -1191,39 +1235,29 @@ def left_group(
             raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
         m = m1_buf.load(HL)
         a = a1_buf.load(HL)
-        if LEAN and SHARE:
-            kept.store(kept.load(KL) * a1_buf.load(KL))
-        else:
-            l = l * (a1_buf.load(KL) if LEAN else a)
+        l = l * (a1_buf.load(KL) if LEAN else a)
         acc = rescale(acc, a1_buf, any_moved(a), HB)
-        inv = m
-        offset = gl.full([], 0, gl.int64)
         if not LEAN:
             raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
-        acc = values_left(tiles, pair_scale, st1, s1_buf.index(z), acc, empty, raw, first, second, FP16, HB)
+        acc = even_values(tiles, pair_scale, st1, s1_buf.index(z), acc, True, empty, raw, first, second, 0, FP16, HB)
         j += 1
         if last:
-            if LEAN and SHARE:
-                l_heads = kept.load(HL)
-                l0_buf.store(l_heads)
-                kept.store(gl.zeros([HB], gl.float32, HL))
-            elif LEAN:
-                l0_buf.store(l)
-                l_heads = l0_buf.load(HL)
-            else:
-                l0_buf.store(l)
-                l_heads = l
-            best0_buf.store(best)
-            mbarrier.arrive(ready_l0, count=1)
-            inv, offset = prepare_left(
-                l_heads, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse,
-                out_stride_b, out_stride_s, lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT, HB, l1_buf, ready_l1,
+            if item + stride < n_items:  # this item's is read by nobody: the other group's scores have led to what was multiplied
+                copy_q(
+                    q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
+                    0, 4, False, SPLIT, HB,
+                )
+            l_heads = l
+            if LEAN:  # into the layout of the heads
+                inv_buf.store(l)
+                l_heads = inv_buf.load(HL)
+            finish(
+                l_heads, m, best, sinks, item, it, lse, max_logits, part_lse, part_max, lse_scale, empty_lse,
+                heads, s_q, has_lse, has_max, out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
+                max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
             )
-            if SPLIT:
-                leave(acc, inv, part_out, offset, item, 0, heads, splits, 0, 256, False, SPLIT, HB)
-            else:
-                leave(acc, inv, out, offset, item, out_stride_h, heads, splits, 0, 256, False, SPLIT, HB)
-            acc = gl.zeros([256, HB], gl.float32, SL)
+            mbarrier.arrive(ready_l0, count=1)
+            leave(acc, inv_buf, rows_buf, part_out if SPLIT else out, 0, 256, False, SPLIT, HB)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
             l = gl.zeros([HB], gl.float32, KL)
@@ -1231,7 +1265,7 @@ def left_group(
             it += 1
             item += stride
             if item < n_items:
-                take_q(q_latent, q_bf16, q_rope, full_q, half_q_l, half_q_r, it, 0, 4, False, FP16, HB, LEAN)
+                order_q(q_latent, q_bf16, q_rope, half_q_l, half_q_r, it, 0, 4, False, FP16, HB)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
@@ -1241,41 +1275,54 @@ def left_group(
 
 
 @gluon.jit
-def prepare_left(
-    l, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse, out_stride_b, out_stride_s,
-    lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT: gl.constexpr, HB: gl.constexpr, l1_buf, ready_l1,
+def finish(
+    l, m, best, sinks, item, it, lse, max_logits, part_lse, part_max, lse_scale, empty_lse, heads, s_q, has_lse, has_max,
+    out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h,
+    splits, SPLIT: gl.constexpr, HB: gl.constexpr, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
 ):
-    """Writes lse. Returns the factors of the heads, and where their columns go: an offset in the output, or the first part."""
+    """Writes lse and max_logits. Leaves for both groups the factors of the heads, and where their columns go: rows of the output
+    or of parts, in units of 16 numbers, or -1."""
     HL: gl.constexpr = head_layout(HB)
     mbarrier.wait(ready_l1, it & 1)
     l_all = l + l1_buf.load(HL)
+    best = gl.maximum(best, best1_buf.load(HL))
     inv = inverse(l_all, m, sinks, SPLIT)
     token, split, block = place(item, heads, splits, SPLIT, HB)
     head = block * HB + gl.arange(0, HB, HL)
+    exists = head < heads
     empty = l_all == 0.0
     lse2 = gl.where(empty, float("-inf"), m + gl.log2(l_all))
+    # a NaN key leaves no trace in a maximum, but it does in the sum
+    top = gl.where(l_all == l_all, gl.where(best == LOWEST, float("-inf"), best), float("nan"))
     if SPLIT:
-        offset = (token.to(gl.int64) * splits + split) * heads
-        gl.store(part_lse + (offset + head), lse2, mask=head < heads)
+        part = (token.to(gl.int64) * splits + split) * heads + head
+        gl.store(part_lse + part, lse2, mask=exists)
+        gl.store(part_max + part, top, mask=exists & (has_max != 0))
+        row = (part * (D_V // 16)).to(gl.int32)
+        exists = exists & (inv != 0.0)  # without a valid key nothing is written
     else:
         b = (token // s_q).to(gl.int64)
         s_pos = (token % s_q).to(gl.int64)
-        offset = b * out_stride_b + s_pos * out_stride_s
-        lse_row = lse + (b * lse_stride_b + s_pos * lse_stride_s)
+        wide = head.to(gl.int64)
         lse_out = gl.where(empty, empty_lse, lse2 * (LN2 * lse_scale))
-        gl.store(lse_row + head.to(gl.int64) * lse_stride_h, lse_out, mask=(head < heads) & (has_lse != 0))
-    return inv, offset
+        lse_at = lse + (b * lse_stride_b + s_pos * lse_stride_s)
+        gl.store(lse_at + wide * lse_stride_h, lse_out, mask=exists & (has_lse != 0))
+        max_at = max_logits + (b * max_stride_b + s_pos * max_stride_s)
+        gl.store(max_at + wide * max_stride_h, top * LN2, mask=exists & (has_max != 0))
+        row = ((b * out_stride_b + s_pos * out_stride_s + wide * out_stride_h) >> 4).to(gl.int32)
+    inv_buf.store(inv)
+    rows_buf.store(gl.where(exists, row, -1))
 
 
 @gluon.jit
 def right_group(
-    lengths, extra_lengths, sink, out, max_logits, part_out, part_max, scale_log2,
-    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max, out_stride_b, out_stride_s, out_stride_h,
-    max_stride_b, max_stride_s, max_stride_h, splits, n_items, first_item, stride,
+    q, lengths, extra_lengths, out, part_out, scale_log2,
+    heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, q_stride_b, q_stride_s, q_stride_h,
+    splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
     LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-    m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima, sums, kept, ones,
-    free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+    m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
+    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
@@ -1283,6 +1330,10 @@ def right_group(
     HL: gl.constexpr = head_layout(HB)
     KL: gl.constexpr = kept_layout(HB, LEAN)
     item = first_item
+    copy_q(
+        q, gl.minimum(item, n_items - 1), heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
+        4, CHUNKS, True, SPLIT, HB,
+    )
     length, extra = load_lengths(
         lengths, extra_lengths, item, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits, DUAL, SPLIT, HB
     )
@@ -1300,8 +1351,7 @@ def right_group(
     j = 0
     it = 0
     g = 0
-    if item < n_items:
-        take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB, LEAN)
+    order_q(q_latent, q_bf16, q_rope, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB)
     while item < n_items:
         z = g >> 30
         st0 = (2 * g) % STAGES
@@ -1309,25 +1359,17 @@ def right_group(
         last = j + 1 == n
         # ---- scores of tile 1
         p = scores(tiles, scales, full, 2 * g + 1, z, q_latent, q_rope, STAGES, FP16, HB)
-        sinks = m
-        if last:
-            mbarrier.arrive(free_q, count=1)
-            if not SPLIT:
-                _, _, block = place(item, heads, splits, SPLIT, HB)
-                sinks = load_sink(sink, block, heads, has_sink, HB)
         x = mask(p, places.index(st1), HB)
-        mx = max_of(x, maxima, HB, LEAN) * scale_log2
+        mx = max_of(x, maxima, HB) * scale_log2
         best = gl.maximum(best, mx)
         # ---- tile 0's maximum, from the left group; softmax of tile 1, publish
         mbarrier.wait(ready_s0, g & 1)
         m0 = m0_buf.load(HL)
         if LEAN:
-            moved0 = any_moved(a0_buf.load(HL))
+            moved0 = (j > 0) & any_moved(a0_buf.load(HL))
         l_heads = m
         if SHARE:
             l_heads = l
-            if LEAN:
-                l_heads = kept.load(HL)
         m1 = gl.where(mx > threshold(m0, m, l_heads, SLACK, SHARE), mx, m0)
         a = gl.exp2(m0 - m1)
         if LEAN:
@@ -1340,57 +1382,60 @@ def right_group(
             s1_rope.index(z).store(s.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(ready_s1, count=1)
+        steps = uneven_steps(tiles, halves, pair_scale, st0, FP16)
         d = start_sums(s1_buf.index(z), ones.index(z), LEAN)
         if not LEAN:
             a0 = a0_buf.load(HL)
             l = l * (a0 * a) + sum_of(s, sums, HB)
             if last:
                 l1_buf.store(l)
+                best1_buf.store(best)
                 mbarrier.arrive(ready_l1, count=1)
         # ---- tile 0
         if not LEAN:
-            moved0 = any_moved(a0)
-        oa = rescale(oa, a0_buf, moved0, HB)
-        ob = rescale(ob, a0_buf, moved0, HB)
-        ox = rescale(ox, a0_buf, moved0, HB)
-        oa, ob, ox = values_right(tiles, halves, pair_scale, st0, s0_buf.index(z), s0_rope.index(z), oa, ob, ox, empty, FP16, HB)
-        if LEAN and SHARE:
-            kept.store(kept.load(KL) * (a0_buf.load(KL) * a1_buf.load(KL)) + end_sums(d))
-            if last:
-                l1_buf.store(kept.load(HL))
-                mbarrier.arrive(ready_l1, count=1)
-                kept.store(gl.zeros([HB], gl.float32, HL))
-        elif LEAN:
+            moved0 = (j > 0) & any_moved(a0)
+        if moved0:
+            factors = a0_buf.load(gl.SliceLayout(0, SL))[None, :]
+            oa = oa * factors
+            ob = ob * factors
+            ox = ox * factors
+        oa, ob, ox = uneven_values(
+            tiles, halves, pair_scale, st0, s0_buf.index(z), s0_rope.index(z), oa, ob, ox, j > 0, empty, steps, FP16, HB
+        )
+        steps = uneven_steps(tiles, halves, pair_scale, st1, FP16)
+        oa, ob, ox = warpgroup_mma_wait(0, deps=[oa, ob, ox])
+        if LEAN:
             l = l * (a0_buf.load(KL) * a1_buf.load(KL)) + end_sums(d)
             if last:
                 l1_buf.store(l)
+                best1_buf.store(best)
                 mbarrier.arrive(ready_l1, count=1)
         mbarrier.arrive(free_s0, count=1)
         # ---- tile 1
         if not LEAN:
             moved = any_moved(a)
-        oa = rescale(oa, a1_buf, moved, HB)
-        ob = rescale(ob, a1_buf, moved, HB)
-        ox = rescale(ox, a1_buf, moved, HB)
-        oa, ob, ox = values_right(tiles, halves, pair_scale, st1, s1_buf.index(z), s1_rope.index(z), oa, ob, ox, empty, FP16, HB)
+        if moved:
+            factors = a1_buf.load(gl.SliceLayout(0, SL))[None, :]
+            oa = oa * factors
+            ob = ob * factors
+            ox = ox * factors
+        oa, ob, ox = uneven_values(
+            tiles, halves, pair_scale, st1, s1_buf.index(z), s1_rope.index(z), oa, ob, ox, True, empty, steps, FP16, HB
+        )
+        oa, ob, ox = warpgroup_mma_wait(0, deps=[oa, ob, ox])
         m = m1
         j += 1
         if last:
-            l_heads = l
-            if LEAN:
-                l_heads = l1_buf.load(HL)
-            inv, offset = prepare_right(
-                l_heads, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max,
-                out_stride_b, out_stride_s, max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l0_buf, best0_buf, ready_l0,
-            )
+            if item + stride < n_items:  # this item's is read by nobody: the other group's scores have led to what was multiplied
+                copy_q(
+                    q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
+                    4, CHUNKS, True, SPLIT, HB,
+                )
+            mbarrier.wait(ready_l0, it & 1)
             to = part_out if SPLIT else out
-            step = 0 if SPLIT else out_stride_h
-            leave(oa, inv, to, offset, item, step, heads, splits, 256, 128, False, SPLIT, HB)
-            leave(ob, inv, to, offset, item, step, heads, splits, 384, 64, False, SPLIT, HB)
-            leave(ox, inv, to, offset, item, step, heads, splits, 448, 64, True, SPLIT, HB)
-            oa = gl.zeros([128, HB], gl.float32, SL)
-            ob = gl.zeros([64, HB], gl.float32, SL)
-            ox = gl.zeros([64, HB], gl.float32, SL)
+            leave(oa, inv_buf, rows_buf, to, 256, 128, False, SPLIT, HB)
+            leave(ob, inv_buf, rows_buf, to, 384, 64, False, SPLIT, HB)
+            leave(ox, inv_buf, rows_buf, to, 448, 64, True, SPLIT, HB)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
             l = gl.zeros([HB], gl.float32, KL)
@@ -1398,40 +1443,13 @@ def right_group(
             it += 1
             item += stride
             if item < n_items:
-                take_q(q_latent, q_bf16, q_rope, full_q, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB, LEAN)
+                order_q(q_latent, q_bf16, q_rope, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
                 DUAL, SPLIT, HB,
             )
         g += 1
-
-
-@gluon.jit
-def prepare_right(
-    l, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max, out_stride_b, out_stride_s,
-    max_stride_b, max_stride_s, max_stride_h, splits, SPLIT: gl.constexpr, HB: gl.constexpr, l0_buf, best0_buf, ready_l0,
-):
-    """Writes max_logits. Returns what prepare_left does."""
-    HL: gl.constexpr = head_layout(HB)
-    mbarrier.wait(ready_l0, it & 1)
-    l_all = l + l0_buf.load(HL)
-    best = gl.maximum(best, best0_buf.load(HL))
-    inv = inverse(l_all, m, sinks, SPLIT)
-    token, split, block = place(item, heads, splits, SPLIT, HB)
-    head = block * HB + gl.arange(0, HB, HL)
-    # a NaN key leaves no trace in a maximum, but it does in the sum
-    top = gl.where(l_all == l_all, gl.where(best == LOWEST, float("-inf"), best), float("nan"))
-    if SPLIT:
-        offset = (token.to(gl.int64) * splits + split) * heads
-        gl.store(part_max + (offset + head), top, mask=(head < heads) & (has_max != 0))
-    else:
-        b = (token // s_q).to(gl.int64)
-        s_pos = (token % s_q).to(gl.int64)
-        offset = b * out_stride_b + s_pos * out_stride_s
-        max_row = max_logits + (b * max_stride_b + s_pos * max_stride_s)
-        gl.store(max_row + head.to(gl.int64) * max_stride_h, top * LN2, mask=(head < heads) & (has_max != 0))
-    return inv, offset
 
 
 # ------------------------------------------------------------------------------------------------ kernel
@@ -1447,11 +1465,18 @@ def new_barrier(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def new_barriers(N: gl.constexpr, COUNT: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+def new_rings(N: gl.constexpr, FULL: gl.constexpr):
+    """full and empty, for both halves of N tiles. In turns: Triton has the warps wait between two barriers of an allocation."""
+    full_l = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    full_r = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    empty_l = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    empty_r = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
-        mbarrier.init(bars.index(i), count=COUNT)
-    return bars
+        mbarrier.init(full_l.index(i), count=FULL)
+        mbarrier.init(full_r.index(i), count=FULL)
+        mbarrier.init(empty_l.index(i), count=1)
+        mbarrier.init(empty_r.index(i), count=1)
+    return (full_l, full_r), (empty_l, empty_r)
 
 
 @gluon.jit(do_not_specialize=["n_heads", "s_q", "topk", "extra_topk", "slots", "extra_slots", "page", "extra_page",
@@ -1479,7 +1504,7 @@ def attention_kernel(
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
     SLACK: gl.constexpr,  # growth in log2 that a column's maximum must have to be taken up
-    LEAN: gl.constexpr,  # for 64 heads and FP16: sums of P by MMA, maxima dealt out among lanes, the first values read early
+    LEAN: gl.constexpr,  # for 64 heads, FP16 and values that are all fp8: sums of P by MMA, the first values read early
 ):
     if SPLIT:
         release_dependents()
@@ -1509,28 +1534,25 @@ def attention_kernel(
         s1_rope = gl.allocate_shared_memory(gl.bfloat16, [1, 64, HB], PROBS)
     m0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     m1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
-    l0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     l1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
-    best0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    best1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    inv_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    rows_buf = gl.allocate_shared_memory(gl.int32, [HB], VECTOR)
     a0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     a1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     maxima0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     maxima1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
-    kept0 = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
-    kept1 = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
-    kept0.store(gl.zeros([HB], gl.float32, gl.BlockedLayout([1], [32], [4], [0])))
-    kept1.store(gl.zeros([HB], gl.float32, gl.BlockedLayout([1], [32], [4], [0])))
     ones = s0_buf
     if LEAN:
         ones = gl.allocate_shared_memory(HALF, [1, 8, 64], TILE)
         ones.index(0).store(gl.full([8, 64], 1.0, HALF, gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])))
         fence_async_shared()
     places = gl.allocate_shared_memory(gl.int32, [STAGES, 64], VECTOR)
-    raw_indices = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
-    offsets = gl.allocate_shared_memory(gl.int32, [2, 128], VECTOR)
-    landing = gl.allocate_shared_memory(gl.int32, [2, 128, SCALE_WORDS], PLANE)
+    raw_indices = gl.allocate_shared_memory(gl.int32, [128], VECTOR)
+    offsets = gl.allocate_shared_memory(gl.int32, [128], VECTOR)
+    landing = gl.allocate_shared_memory(gl.int32, [128, SCALE_WORDS], PLANE)
     SCALE: gl.constexpr = HALF
     scales_l = gl.allocate_shared_memory(SCALE, [STAGES, HALF_SCALES, 64], PLANE)
     scales_r = gl.allocate_shared_memory(SCALE, [STAGES, HALF_SCALES, 64], PLANE)
@@ -1541,12 +1563,9 @@ def attention_kernel(
             reinterpret(scales_l, gl.int32, [STAGES, HALF_SCALES, 32], PLANE),
             reinterpret(scales_r, gl.int32, [STAGES, HALF_SCALES, 32], PLANE),
         )
-    full_q = new_barrier(32 * NW)  # every thread of the producer arrives when its own copies have
     half_q_l = new_barrier(1)
     half_q_r = new_barrier(1)
-    free_q = new_barrier(2)
-    full = (new_barriers(STAGES, 1 + 32 * NW), new_barriers(STAGES, 1 + 32 * NW))  # scales, and the copies of each thread
-    empty = (new_barriers(STAGES, 1), new_barriers(STAGES, 1))
+    full, empty = new_rings(STAGES, 1 + 32 * NW)  # full: scales, and the copies of each thread
     ready_s0 = new_barrier(1)
     ready_s1 = new_barrier(1)
     free_s0 = new_barrier(1)
@@ -1561,22 +1580,22 @@ def attention_kernel(
     gl.warp_specialize(
         [
             (left_group, (
-                lengths, extra_lengths, sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
-                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse,
+                q, lengths, extra_lengths, sink, out, lse, max_logits, part_out, part_lse, part_max, scale_log2, lse_scale, empty_lse,
+                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_lse, has_max,
                 out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
-                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
+                max_stride_b, max_stride_s, max_stride_h,
+                q_stride_b, q_stride_s, q_stride_h, splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
                 q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima0, sums0, kept0, ones,
-                free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+                m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima0, sums0, ones,
+                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
             )),
             (right_group, (
-                lengths, extra_lengths, sink, out, max_logits, part_out, part_max, scale_log2,
-                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, has_sink, has_max,
-                out_stride_b, out_stride_s, out_stride_h, max_stride_b, max_stride_s, max_stride_h,
-                splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
+                q, lengths, extra_lengths, out, part_out, scale_log2,
+                n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len,
+                q_stride_b, q_stride_s, q_stride_h, splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
                 q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-                m0_buf, a0_buf, m1_buf, a1_buf, l0_buf, l1_buf, best0_buf, maxima1, sums1, kept1, ones,
-                free_q, full_q, half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+                m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima1, sums1, ones,
+                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
             )),
             (producer, (
                 q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths,
@@ -1584,7 +1603,7 @@ def attention_kernel(
                 page_stride, extra_page_stride, q_stride_b, q_stride_s, q_stride_h,
                 idx_stride_b, idx_stride_s, extra_idx_stride_b, extra_idx_stride_s, splits, n_items, first_item, stride,
                 DUAL, SPLIT, PAGE, EXTRA_PAGE, HB, FP16, STAGES, NW,
-                q_bf16, q_rope, to_fill, places, scales, raw_indices, offsets, landing, free_q, full_q, full, empty,
+                to_fill, places, scales, raw_indices, offsets, landing, full, empty,
             )),
         ],
         [4, NW],
