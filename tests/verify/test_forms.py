@@ -63,7 +63,7 @@ def test_the_form_for_calls_without_lse_is_verified_too() -> None:
         exact = [kernel for kernel in kernels if "('LEAN', False)" in kernel.constants]
         assert {kernel.module for kernel in lean} >= {"sm90_rs_fp8_v32"} and exact
         if suite == "full":
-            assert {kernel.module for kernel in lean} == {"sm90_rs_fp8_v32", "sm90_rs_fp8_v4"} and len(lean) > 100
+            assert {kernel.module for kernel in lean} == {"sm90_rs_fp8_v32"} and len(lean) >= 30
     for case in cases:
         if case.slug.startswith("no_lse/"):
             assert not any("lse" in flag for flag, _ in case.flags) and STATED in case.flags
