@@ -55,8 +55,8 @@ class Family:
     min_heads: int = 1
     spares_l1: bool = False
     lets_go_late: bool = False
-    most_programs: int = 2**31
-    most_keys: int = 2**31
+    most_programs: int | None = None
+    most_keys: int | None = None
 
     def programs_per_sm(self, maxnreg: int | None) -> int:
         """Programs of an SM that shared memory is set aside for; 0: whatever Triton asks for."""

@@ -126,6 +126,8 @@ def cannot_serve(entry: Entry, shape: Shape) -> str | None:
 
 def too_large(family: Family, entry: Entry, shape: Shape) -> bool:
     """Whether a call has more blocks of heads, or a token more keys, than a family's kernel can tell apart."""
+    if family.most_programs is None or family.most_keys is None:
+        return False
     programs = shape.tokens * -(-shape.heads // int(entry.config.get("block_h", 64)))
     return programs >= family.most_programs or shape.topk + shape.extra_topk >= family.most_keys
 

@@ -153,19 +153,29 @@ def select_entries(
         ranked = _static_entry(spec, _serving(spec.tokens, picks)) if picks else None
         for device in classes:
             before: list[Candidate] = []
+            placed: list[Entry] = []
             for tier, families in enumerate(by_tier):
                 buckets = families.get((device, _family(spec)))
                 record = _serving(spec.tokens, buckets) if buckets else None
-                if record is not None and record.candidate not in before:
-                    entries = _measured_entries(spec, record, by_spec[tier].get((device, spec.half), ()), arch)
-                    tables[tier] += [replace(entry, tier=tier) for entry in entries]
-                    before.append(record.candidate)
-                    found = True
+                if record is None:
+                    continue
+                entries = _measured_entries(spec, record, by_spec[tier].get((device, spec.half), ()), arch)
+                new = [entry for entry in entries if not any(_covers(other, entry) for other in placed)]
+                tables[tier] += [replace(entry, tier=tier) for entry in new]
+                placed += new
+                before.append(record.candidate)
+                found = True
             if before and all(map(is_gluon, before)) and ranked is not None:
                 tables[-1].append(replace(ranked, tier=len(TIERS) - 1))
         if not found and ranked is not None:
             tables[0].append(ranked)
     return [entry for table in tables for entry in merge_pages(merge_tokens(widen(table)))]
+
+
+def _covers(other: Entry, entry: Entry) -> bool:
+    """Whether another entry of the same shapes launches the same kernel for all of an entry's token counts."""
+    same = (other.module, other.config) == (entry.module, entry.config)
+    return same and other.tokens[0] <= entry.tokens[0] and entry.tokens[1] <= other.tokens[1]
 
 
 def _buckets(records: Iterable[TuneRecord]) -> Families:

@@ -205,8 +205,10 @@ class SpecRun:
             self._race(half, self._rivals())
 
     def _race(self, spec: KernelSpec, finalists: list[Candidate]) -> None:
-        """Time candidates side by side, unless they all were: those of the spec, or of its half."""
-        done = {r.candidate for r in self._desk.ledger.of(spec) if _is_final(r)}
+        """Time candidates side by side, unless they all were: those of the spec, or of its half. What failed with half of the
+        tokens is not tried again: nothing else of the half would make it a finalist or not."""
+        half = spec != self._item.spec
+        done = {r.candidate for r in self._desk.ledger.of(spec) if _is_final(r) or (half and r.failure is not None)}
         if len(finalists) < 2 or done.issuperset(finalists):
             return
         claim = f"finals {spec.slug} {sorted(self._plan.template_hashes.items())}"

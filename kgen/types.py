@@ -64,7 +64,7 @@ class KernelSpec:
     @property
     def half(self) -> KernelSpec | None:
         """This shape with half of its tokens, where its bucket serves those as well. That count is no bucket: its times are
-        second measurements, which tell apart what is even at the bucket's own count (`kgen.ties.champion`)."""
+        second measurements, which say what serves the bucket's lower half, and tell apart what is even at its top (`kgen.ties`)."""
         smaller = max((bucket for bucket in TOKEN_BUCKETS if bucket < self.tokens), default=0)
         served = self.tokens in TOKEN_BUCKETS and smaller < self.tokens // 2
         return replace(self, tokens=self.tokens // 2) if served else None

@@ -58,7 +58,8 @@ def run_shards(
     if main:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="kgen-verify-") as folder:
-        run = _Run([*child, *line], budget_s, Path(folder), threads_each(len(shards)))
+        gpus = gpus_here() if len(shards) > 1 else []
+        run = _Run([*child, *line], budget_s, Path(folder), threads_each(len(shards)), gpus)
         try:
             for shard in shards:
                 run.start(shard)
@@ -90,29 +91,33 @@ def threads_each(processes: int) -> dict[str, str]:
 
 
 def gpus_here() -> list[str]:
-    """The GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+    """The GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them: of those that are visible all that are like the first
+    one. Results say which GPU they are of, and those of another kind would count for nothing."""
     import torch
 
-    return [str(number) for number in range(torch.cuda.device_count())]
+    kinds = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(len(kinds))]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+    return [name for name, kind in zip(names, kinds, strict=False) if kind == kinds[0]]
 
 
 def gpu_of(shard: Shard, gpus: Sequence[str]) -> dict[str, str]:
-    """An environment that deals shards out over several GPUs. They must be alike: results say which GPU they are of, and those
-    of another one count for nothing."""
+    """An environment that deals shards out over several GPUs."""
     return {"CUDA_VISIBLE_DEVICES": gpus[shard[0] % len(gpus)]} if len(gpus) > 1 else {}
 
 
 class _Run:
     """The processes that are running."""
 
-    def __init__(self, line: list[str], budget_s: float | None, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, line: list[str], budget_s: float | None, folder: Path, env: Mapping[str, str], gpus: Sequence[str]
+    ) -> None:
         self.running: dict[Shard, subprocess.Popen[bytes]] = {}
         self.ending = Ending()
         self._line, self._budget_s, self._folder, self._env = line, budget_s, folder, env
-        self._gpus = gpus_here()
+        self._gpus = gpus
         self._begin = time.monotonic()
         self._starts: dict[Shard, int] = {}
 

@@ -49,6 +49,9 @@ class Memo:
 MAX_SPAN = 1 << 35
 """Bytes from a paged cache's first row to its last from which on no Gluon family serves it."""
 
+MAX_OUTPUT_SPAN = 1 << 35
+"""Numbers from an output's first row to its last from which on no Gluon family writes it."""
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -82,14 +85,19 @@ class AttentionCall:
     @property
     def aligned(self) -> bool:
         """Whether a Gluon family can serve the call: rows can be copied 16 bytes at a time (multiples of 16 elements, which
-        is what Triton looks at), of paged caches that span less than 32 GiB (units of 16 bytes in 31 bits), and `sm_scale` is
-        positive, so that the largest product is the largest logit."""
+        is what Triton looks at), of paged caches that span less than 32 GiB (units of 16 bytes in 31 bits) to an output that
+        spans less than 64 GiB (units of 16 elements), and `sm_scale` is positive, so that the largest product is the largest
+        logit."""
         caches = (self.main,) if self.extra is None else (self.main, self.extra)
         pointers = self.q.data_ptr() | self.out.data_ptr()
         strides = 0
         for stride in (*self.q_strides, *self.out_strides):
             strides |= stride
-        near = True
+        sizes = (self.out.shape[0], self.tokens // max(1, self.out.shape[0]), self.heads)
+        near = (
+            sum(max(0, size - 1) * stride for size, stride in zip(sizes, self.out_strides, strict=True))
+            < MAX_OUTPUT_SPAN
+        )
         for cache in caches:
             pointers |= cache.kv.data_ptr()
             strides |= cache.page_stride

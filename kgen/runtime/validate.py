@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .call import LN2, MAX_SPAN, AttentionCall, CacheView
+from .call import LN2, MAX_OUTPUT_SPAN, MAX_SPAN, AttentionCall, CacheView
 from .checks import (
     Strides,
     axes,
@@ -206,7 +206,18 @@ def shape_of(
         extra_topk=0 if extra_indices is None else extra_indices.shape[-1],
         extra_page=0 if extra_kv is None else extra_kv.shape[1],
         fp16=layout.fp8 and fits_fp16(scale_range),
-        aligned=sm_scale > 0 and all(map(_copies_whole, (q, out, kv, extra_kv))),
+        aligned=sm_scale > 0
+        and all(map(_copies_whole, (q, out, kv, extra_kv)))
+        and _near(out, math.prod(q.shape[:-1])),
+    )
+
+
+def _near(out: torch.Tensor | None, rows: int) -> bool:
+    """Whether an output spans what `AttentionCall.aligned` asks for; one yet to be made has its rows side by side."""
+    if out is None:
+        return (rows - 1) * 512 < MAX_OUTPUT_SPAN
+    return (
+        sum((size - 1) * stride for size, stride in zip(out.shape[:-1], out.stride(), strict=False)) < MAX_OUTPUT_SPAN
     )
 
 

@@ -342,6 +342,17 @@ def test_what_is_faster_with_half_of_the_tokens_serves_the_lower_half(
         assert {e.provenance.source for e in entries} == {"measured"} and entries[0].provenance.us == other
 
 
+def test_calls_that_a_lower_half_cannot_serve_have_the_top_s_kernel_there() -> None:
+    """The lower half goes to a kernel with fp16 latents. Without a stated range 100 tokens take the top's, by an entry that is made
+    for so many."""
+    top = [final(BUCKET, 100.0, "sm90_ws_fp8", "bf16"), final(BUCKET, 110.0, "sm90_few", "fp16")]
+    half = [final(HALF, 70.0, "sm90_ws_fp8", "bf16"), final(HALF, 60.0, "sm90_few", "fp16")]
+    entries = [(e.tier, e.module, e.tokens) for e in select_entries([*top, *half], [BUCKET], ARCH, HASHES)]
+    assert entries == [
+        (0, "sm90_few_v32", (65, 128)), (0, "sm90_ws_fp8_v32", (129, 256)), (1, "sm90_ws_fp8_v32", (65, 256)),
+    ]  # fmt: skip
+
+
 def test_a_time_at_half_of_the_tokens_alone_makes_no_entry() -> None:
     """128 tokens are no bucket: nobody inherits from them, though they are as near to 64 as to 256."""
     half = final(HALF, 10.0, "sm90_few", "bf16")

@@ -69,6 +69,9 @@ ID = r"%[\w$.-]+"
 NAME = re.compile(rf"{ID}(?:#\d+)?")
 LOCATION = re.compile(r"\s*loc\(((?:[^()\"]|\"[^\"]*\"|\((?:[^()\"]|\"[^\"]*\")*\))*)\)")
 PTX = re.compile(r'(inline_asm )"(?:[^"\\]|\\.)*"')  # whose registers, as %ctaid, are no values
+DIVIDES = ("rcp.approx.ftz.f32 b, b;", "mul.lo.s32 r, q, $2;", "sub.s32 r, $1, r;", "mov.b32 $0, q;")
+"""Steps of `divided` of sm90_few, x // by in PTX; tests/hopper/test_few.py holds it to that."""
+
 RESULTS = re.compile(rf"^({ID}(?::\d+)?(?:, {ID}(?::\d+)?)*) = ")
 
 
@@ -118,7 +121,7 @@ class _Reader:
     def line(self, line: str) -> None:
         places = LOCATION.findall(line)
         where = self.place(places[-1]) if places else "?"
-        line = PTX.sub(r"\1", LOCATION.sub("", line)).strip()
+        line = PTX.sub(self.named, LOCATION.sub("", line)).strip()
         if line.startswith("}"):
             self.close(line)
             return
@@ -136,6 +139,11 @@ class _Reader:
         if name is None:
             raise ValueError(f"cannot read {line!r}")
         self.op(name[1], line, results, where)
+
+    @staticmethod
+    def named(ptx: re.Match[str]) -> str:
+        """PTX by its name, if it has one here."""
+        return ptx[1] + ("divided" if all(step in ptx[0] for step in DIVIDES) else "")
 
     def results(self, results: list[tuple[str, int]]) -> list[int]:
         out = []
@@ -322,7 +330,7 @@ class Walk:
             divided = self.unless_one(self.bare(quotient), divisor)
             whole = None if divided is None else self.quotient_of(divided[0], divisor)
             return whole if divided is not None and whole is not None and self.same(whole, divided[1]) else None
-        if op.name in ("arith.divsi", "arith.divui"):
+        if op.name in ("arith.divsi", "arith.divui") or self.divides(op):
             return op.operands[0] if self.same(op.operands[1], divisor) else None
         if op.name == "arith.shrsi" or op.name == "arith.shrui":
             size, shift = self.constant(divisor), self.constant(op.operands[1])
@@ -334,6 +342,10 @@ class Walk:
             if found[0] is not None and found[1] is not None and self.same(found[0], found[1]):
                 return found[0]
         return None
+
+    @staticmethod
+    def divides(op: Op) -> bool:
+        return op.text.startswith("tt.elementwise_inline_asm divided ") and len(op.operands) == 2
 
     def unless_one(self, value: int, divisor: int) -> tuple[int, int] | None:
         """(then, else) of a result of `if divisor != 1`."""
@@ -365,12 +377,15 @@ class Walk:
         return whole is not None and self.same(whole, op.operands[0]) and any(map(self.small, product.operands))
 
     def units_of_16(self, op: Op) -> bool:
-        """A cut of x >> 4: an offset in units of 16 bytes, which fits 31 bits where the launcher lets a call through
-        (`kgen.runtime.call.MAX_SPAN`)."""
-        shift = self.op(op.operands[0])
-        if op.name != "arith.trunci" or shift is None or shift.name != "arith.shrsi":
+        """A cut of x >> 4: an offset in units of 16 bytes, or of 16 numbers of the output, which fits 31 bits where the launcher
+        lets a call through (`kgen.runtime.call.MAX_SPAN`, `MAX_OUTPUT_SPAN`). Or of a row of parts, 512 numbers: 2^26 of them
+        would take 64 GiB or more."""
+        units = self.op(op.operands[0])
+        if op.name != "arith.trunci" or units is None:
             return False
-        return self.constant(shift.operands[1]) == 4
+        if units.name == "arith.muli":
+            return 512 // 16 in map(self.constant, units.operands)
+        return units.name == "arith.shrsi" and self.constant(units.operands[1]) == 4
 
     def block_row(self, op: Op) -> bool:
         """The number of the first row of a block: not an offset yet."""

@@ -9,6 +9,9 @@ import pytest
 from kgen.runtime.families import combine_tile, splits_for
 from kgen.runtime.launch import make_plan
 from kgen.runtime.table import Entry, Provenance, Shape, config
+from kgen.ties import at_half_tokens
+from kgen.types import Candidate, KernelSpec, LaunchOptions
+from tests.tune.samples import make_record
 
 
 def parts(tokens: int, anchor: int, splits: int, heads: int, topk: int, extra_topk: int, block_h: int = 16) -> int:
@@ -54,6 +57,32 @@ def test_rules_that_hold_for_every_count() -> None:
         ):  # no more parts than were tuned, and a full device gets no more programs than the rounding makes
             assert found <= tuned
             assert found * tokens * head_blocks <= max(128, tuned * anchor * head_blocks + (tokens - 1) * head_blocks)
+
+
+@pytest.mark.parametrize(
+    ("maxnreg", "tokens", "tuned", "expected"),
+    [
+        (128, 128, 1, 2),  # two programs on an SM: 128 are half of what the device holds
+        (None, 128, 1, 1),
+        (128, 256, 1, 1),
+        (128, 64, 1, 4),
+        (128, 128, 2, 4),  # at 256 tokens two parts are 512 programs
+    ],
+)
+def test_parts_follow_the_programs_that_an_sm_holds(
+    maxnreg: int | None, tokens: int, tuned: int, expected: int
+) -> None:
+    """16 heads, tuned with 256 tokens; what the tuner times with half of them is what the launcher makes of it."""
+    tunables = {"block_h": 16, "block_k": 64, "splits": tuned, "latent": "bf16", "specialise": False}
+    entry = Entry(
+        "bf16_d576", False, 16, (2048, 2048), (0, 0), None, None, (65, 256), "sm90_few_bf16_d576",
+        config(4, 1, maxnreg, **tunables), Provenance("measured", "h200", us=10.0, anchor_tokens=256),
+    )  # fmt: skip
+    assert make_plan(Shape("bf16_d576", 16, 2048, 0, tokens), entry, exact=True).splits == expected
+    if tokens == 128:
+        spec = KernelSpec("sm90", "bf16_d576", 16, 2048, 0, 256)
+        record = make_record(spec=spec, candidate=Candidate.make("sm90_few", tunables, LaunchOptions(4, 1, maxnreg)))
+        assert at_half_tokens(record)["splits"] == expected
 
 
 def test_keys_that_were_not_split_stay_whole_with_more_tokens() -> None:

@@ -133,6 +133,27 @@ def test_a_cache_of_32_gib_is_served_by_the_portable_family(pages: int, aligned:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "heads", "aligned"),
+    [(524_288, 128, True), (524_289, 128, False), (600_000, 112, False), (70_000, 128, True)],
+)
+def test_an_output_of_64_gib_is_written_by_the_portable_family(tokens: int, heads: int, aligned: bool) -> None:
+    """sm90_rs_fp8 counts rows of the output in units of 16 numbers in 31 bits: 2^35 numbers are 524,288 tokens of 128 heads."""
+    assert (tokens * heads * 512 <= 1 << 35) is aligned
+    q = torch.empty(tokens, heads, 576, dtype=torch.bfloat16, device="meta")
+    kv = torch.empty(64, 64, 1, 656, dtype=torch.uint8, device="meta")
+    indices = torch.zeros(tokens, 128, dtype=torch.int32, device="meta")
+    assert build_call(q, kv, indices, sm_scale=1.0, kv_layout="v32").aligned is aligned
+    assert shape_of(q, kv, indices, "v32").aligned is aligned
+    wide = torch.empty(8, heads, 512, dtype=torch.bfloat16, device="meta").as_strided(
+        (8, heads, 512), (1 << 33, 512, 1)
+    )
+    for rows, near in ((8, False), (4, True)):
+        call = build_call(q[:rows], kv, indices[:rows], sm_scale=1.0, kv_layout="v32", out=wide[:rows])
+        assert call.aligned is near
+        assert shape_of(q[:rows], kv, indices[:rows], "v32", out=wide[:rows]).aligned is near
+
+
+@pytest.mark.parametrize(
     ("make", "aligned"),
     [
         (lambda: torch.zeros(3, 64, 576, dtype=torch.bfloat16), True),

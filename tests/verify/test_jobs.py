@@ -175,22 +175,32 @@ def test_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_each(5) == {}
 
 
+def with_gpus(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(kinds))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: kinds[number])
+
+
 def test_shards_are_dealt_out_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several GPUs gets every so-manieth shard; with one, or none, the caller's choice stays."""
+    """Each of several like GPUs gets every so-manieth shard; with one, or none, the caller's choice stays."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7,GPU-1")
+    with_gpus(monkeypatch, "H200", "H200", "H200")
     assert gpus_here() == ["5", "7", "GPU-1"]
     dealt = [gpu_of((part, 7), gpus_here()).get("CUDA_VISIBLE_DEVICES") for part in range(7)]
     assert dealt == ["5", "7", "GPU-1", "5", "7", "GPU-1", "5"]
     assert gpu_of((1, 2), ["0"]) == gpu_of((1, 2), []) == {}
+    with_gpus(monkeypatch, "H200", "T400", "H200")  # results of another kind would count for nothing
+    assert gpus_here() == ["5", "GPU-1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with_gpus(monkeypatch)
     assert gpus_here() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with_gpus(monkeypatch, "H200", "H200")
     assert gpus_here() == ["0", "1"]
 
 
 def test_a_process_sees_the_gpu_of_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    with_gpus(monkeypatch, "H200", "H200")
     child = tmp_path / "child.py"
     child.write_text(
         "import os, sys\n"
@@ -200,6 +210,8 @@ def test_a_process_sees_the_gpu_of_its_shard(tmp_path: Path, monkeypatch: pytest
     )
     run_shards([(part, 3) for part in range(3)], [], child=(sys.executable, str(child)))
     assert [(tmp_path / f"gpu{part}").read_text() for part in range(3)] == ["3", "4", "3"]
+    run_shards([(1, 3)], [], child=(sys.executable, str(child)))  # one share for one machine: as the caller has it
+    assert (tmp_path / "gpu1").read_text() == "3,4"
 
 
 def test_two_processes_of_the_real_child_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
