@@ -25,7 +25,7 @@ def tracked() -> list[Path]:
 
 
 def test_the_pattern_sees_what_it_is_for() -> None:
-    for text in ("see /home/ann/x", "in /work/main", "(/root/y)", "10.1.230.174", "https://pypi.org/simple"):
+    for text in ("see /home/ann/x", "in /work/ann", "(/root/y)", "192.0.2.1", "https://pypi.org/simple"):
         assert MACHINE.search(text), text
     for text in (
         "https://a.example/home/x",

@@ -322,6 +322,29 @@ def test_what_is_near_is_timed_at_half_of_the_tokens(
     assert not again.seen and not again.finals and store.path.read_bytes() == before
 
 
+def test_what_fails_with_half_of_the_tokens_is_not_tried_again(store: RecordStore) -> None:
+    """One of two is unstable there: the failure is kept, and neither a second nor a third run tries the half once more."""
+
+    class Shaky(Counting):
+        def in_finals(self, jobs: Any, rounds: int) -> list[Outcome]:
+            outcomes = super().in_finals(jobs, rounds)
+            bad = [job.spec.tokens == 128 and job.candidate.family == "sm90_few" for job in jobs]
+            failed = Outcome(failure=Failure("unstable", "Times spread too far: measure again on an idle card."))
+            return [failed if is_bad else outcome for is_bad, outcome in zip(bad, outcomes, strict=True)]
+
+    spec = SpecPlan(make_spec(tokens=256), rivals(portable="", sm90_few="bf16"))
+    work = plan(spec, template_hashes={"portable": "t0", "sm90_few": "t1"})
+    finals, lines = [], []
+    for _ in range(3):
+        shaky = Shaky(lambda job: 100.0)
+        tune(work, shaky.inline(), store)
+        finals.append(shaky.finals)
+        lines.append(store.path.read_bytes())
+    assert finals == [2, 0, 0] and lines[0] == lines[1] == lines[2]
+    failures = [r.failure.kind for r in store.load().records if r.failure is not None and r.spec.tokens == 128]
+    assert failures == ["unstable"]
+
+
 def test_at_most_four_are_timed_at_half_of_the_tokens(store: RecordStore) -> None:
     """The fastest at the top, of one family as of several; alone none is."""
     blocks = (16, 32, 64, 128, 256)
