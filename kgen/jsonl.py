@@ -9,6 +9,7 @@ it cannot read.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 import tempfile
@@ -113,11 +114,16 @@ def _same_file(fd: int, path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a record file; a missing file is an empty one."""
+    """The bytes of a record file, unpacked where its name ends in .gz; a missing file is an empty one."""
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" and data else data
     except FileNotFoundError:
         return b""
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise RecordError(
+            f"{path.name} is damaged or no gzip file: fetch it again, or move it away and start another."
+        ) from None
     except OSError as error:
         raise RecordError(f"{path.name} cannot be read: {error.strerror}.") from None
 
@@ -147,13 +153,16 @@ def scan(data: bytes, decode: Callable[[Any], T]) -> Scan[T]:
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    """Write another content atomically (temporary file beside it, fsync, rename); call it while holding
-    `locked(path)`.
-    """
+    """Write another content atomically; call it while holding `locked(path)`."""
+    replace_bytes(path, b"".join(line.rstrip(b"\r") + b"\n" for line in lines))
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Write another content atomically: temporary file beside it, fsync, rename. On an OSError the file is what it was."""
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.writelines(line.rstrip(b"\r") + b"\n" for line in lines)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

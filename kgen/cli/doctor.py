@@ -66,12 +66,14 @@ def _record_findings(arch: str | None, device: str | None, facts: dict[str, str]
         )
         if old:
             out.append(
-                f"{path.name}: {old} records belong to templates that have changed since; kgen tune measures anew."
+                f"{path.name}: {old} records belong to templates that have changed since: kgen tune measures "
+                "anew, kgen records archive puts them aside."
             )
         outdated = sum(r.outdated for r in loaded.records)
         if outdated:
             out.append(
-                f"{path.name}: {outdated} times are of outdated inputs and do not count; kgen tune measures anew."
+                f"{path.name}: {outdated} times are of outdated inputs and do not count: kgen tune measures anew, "
+                "kgen records archive puts them aside."
             )
         if arch is None or device is None or not loaded.records:
             continue

@@ -12,7 +12,7 @@ from kgen.cli.common import FOUND, Json, app, command, local_gpu, show
 from kgen.config import config_root
 from kgen.errors import RecordError
 
-records_app = typer.Typer(help="List, show and merge tuning records.", no_args_is_help=True)
+records_app = typer.Typer(help="List, show, merge and archive tuning records.", no_args_is_help=True)
 app.add_typer(records_app, name="records")
 
 
@@ -103,6 +103,26 @@ def merge_command(
         [f"{name.replace('_', ' ')}: {len(v) if isinstance(v, (list, tuple)) else v}" for name, v in facts.items()],
         as_json,
     )
+    return 0
+
+
+@command("archive", records_app)
+def archive_command(
+    file: Optional[Path] = typer.Option(None, help="One file; default: all of configs/records."),
+    as_json: bool = Json,
+) -> int:
+    """Move records of earlier templates and inputs, which count for nothing, to archive/NAME.gz beside the file."""
+    from kgen.archive import archive_records
+    from kgen.emit import template_hashes
+
+    hashes = template_hashes()
+    done = {path.name: archive_records(path, hashes) for path in _files(file)}
+    rows = [{"file": name, "moved": d.moved, "kept": d.kept, "archive": d.file.name} for name, d in done.items()]
+    lines = [
+        f"{name}: {d.moved} records moved to {d.file.parent.name}/{d.file.name}, {d.kept} stay"
+        for name, d in done.items()
+    ]
+    show({"files": rows}, lines or ["No records yet: kgen tune makes them."], as_json)
     return 0
 
 
