@@ -32,7 +32,7 @@ compile_child._resources = lambda compiled, num_warps: {"ptx": compiled.asm["ptx
 print(json.dumps(compile_child._compile(json.load(sys.stdin))))
 """
 SHARED = re.compile(r"\b(?:ld|st)\.shared|\bwgmma\.mma_async|\bcp\.async\.(?:ca|cg)\.shared|\bbar\.sync")
-ARRIVAL = re.compile(r"\bmbarrier\.arrive\.shared::cta\.b64\b")
+ARRIVAL = re.compile(r"\bmbarrier\.arrive(?:\.expect_tx)?\.shared(?:::cta)?\.b64\b")
 FORMS = {family: {} for family in ("sm90_ws", "sm90_ws_fp8", "sm90_pair_fp8", "sm90_rs_fp8", "sm90_cluster_fp8")} | {
     "sm90_few": {"consumers": 1},
     "sm90_few of two": {"consumers": 2},

@@ -103,7 +103,10 @@ class Tracer(Machine):
         self._add("arrive", barrier=barrier, number=count)
 
     def expect(self, barrier: Barrier, size: int) -> None:
-        self._add("expect", barrier=barrier, number=1, size=size)
+        if size:
+            self._add("expect", barrier=barrier, number=1, size=size)
+        else:  # one thread's arrival, and no more
+            self.arrive(barrier, 1)
 
     def meet(self) -> None:
         meetings = sum(event.kind == "meet" for event in self._trace.events)
