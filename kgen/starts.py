@@ -77,7 +77,7 @@ def _gluon_points(
     the usual one, at the split count that gives every SM one item. Points of the latent types take turns."""
     index = {axis.name: {value: place for place, value in enumerate(axis.values)} for axis in space.axes}
     heights = sorted(int(v) for v in space.axis("block_h").values if v is not None)
-    block_h = next((height for height in heights if height >= spec.heads), heights[-1])
+    block_h = _block_h(spec, heights, sms)
 
     # what the distance counts by itself, what takes turns, and what follows from the others
     apart = ("splits", "block_h", "latent", "places")
@@ -103,6 +103,16 @@ def _gluon_points(
         by_latent.setdefault(dict(candidate.tunables).get("latent"), []).append(candidate)
     rows = itertools.zip_longest(*(_every_kind(points)[:GLUON_STARTS] for points in by_latent.values()))
     return [candidate for row in rows for candidate in row if candidate is not None]
+
+
+def _block_h(spec: KernelSpec, heights: list[int], sms: int) -> int:
+    """Heads of a block: all of them if one block holds them, else the most that one holds. Where no block holds 64 (sm90_few), so
+    that every block reads the rows anew, narrow blocks are ahead while an item, one on every SM, is at most three tiles."""
+    widest = heights[-1]
+    if spec.heads <= widest or widest >= 64:
+        return next((height for height in heights if height >= spec.heads), widest)
+    tiles = -(-spec.topk // 64) + -(-spec.extra_topk // 64)
+    return next((h for h in heights if tiles <= 3 * max(1, sms // (spec.tokens * -(-spec.heads // h)))), widest)
 
 
 def _every_kind(points: list[Candidate]) -> list[Candidate]:

@@ -59,6 +59,25 @@ def test_few_heads_start_where_the_h200_was_fastest(
     assert (first["splits"], first["consumers"]) == (splits, consumers)
 
 
+@pytest.mark.parametrize(
+    ("spec", "block_h", "splits"),
+    [
+        (KernelSpec("sm90", "v32", 128, 2048, 64, 1), 16, 16),
+        (KernelSpec("sm90", "v32", 128, 2048, 64, 2), 32, 16),
+        (KernelSpec("sm90", "v4", 64, 128, 256, 8, 512, 64), 16, 4),
+        (KernelSpec("sm90", "v4", 64, 128, 256, 16, 512, 64), 32, 4),
+        (KernelSpec("sm90", "v4", 128, 128, 256, 2, 1024, 64), 16, 8),
+        (KernelSpec("sm90", "bf16_d576", 64, 2048, 0, 16), 32, 4),
+    ],
+)
+def test_many_heads_of_few_tokens_start_in_narrow_blocks_while_items_are_short(
+    spec: KernelSpec, block_h: int, splits: int
+) -> None:
+    """Measured with both heights (docs/kernels/sm90_few.md): narrow blocks are ahead in items of up to three tiles."""
+    first = starting_points(spec, spaces_of("sm90")["sm90_few"], ARCH, H200)[0]
+    assert (first["block_h"], first["splits"]) == (block_h, splits)
+
+
 @pytest.mark.parametrize("arch", ["sm100", "sm120", "sm121"])
 def test_other_archs_have_the_portable_family_alone(arch: str) -> None:
     assert set(spaces_of(arch)) == {"portable"}

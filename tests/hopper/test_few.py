@@ -36,6 +36,9 @@ LONE = Form.make(
 AHEAD = LONE.replace(producers=8, stages=2)
 """One consumer for whom the next tile is made while it works."""
 
+BROAD = AHEAD.replace(block_h=32)
+"""The same of 32 heads: of later tiles V32 asks for the rope when the stage is free."""
+
 PAIR = LONE.replace(consumers=2, groups=2, producers=8, stages=2, scales_once=False)
 LANES = LONE.replace(scales_once=False)
 HALF = LONE.replace(block_k=32, tile_keys=32, places=2, producers=8, rows=32)
@@ -82,8 +85,31 @@ def test_two_consumers_leave_the_l1_room_for_rows(spec: KernelSpec) -> None:
     assert compiled(spec, point).shared <= 195 * 1024
 
 
+MANY = {
+    "v32": KernelSpec("sm90", "v32", 128, 2048, 64, 2),
+    "v4": KernelSpec("sm90", "v4", 64, 128, 64, 16, 512, 64),
+    "bf16_d576": KernelSpec("sm90", "bf16_d576", 64, 2048, 0, 16),
+}
+
+
+@pytest.mark.parametrize("layout", MANY)
+def test_one_consumer_holds_32_heads(layout: str) -> None:
+    """Its accumulators are 144 registers per thread at most, and nothing spills; V32 leaves the L1 its 60 KB."""
+    spec, space = MANY[layout], spaces_of("sm90")["sm90_few"]
+    point = next(
+        point
+        for point in space.feasible(spec, ARCH, H200)
+        if (point["block_h"], point["consumers"], point["stages"], point["rows"]) == (32, 1, 2, 64)
+        and point["latent"] == ("bf16" if layout == "bf16_d576" else "fp16")
+    )
+    use = compiled(spec, point)
+    assert use.spills == 0
+    if layout == "v32":
+        assert use.shared <= 195 * 1024
+
+
 @pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
-@pytest.mark.parametrize("form", [LONE, AHEAD, PAIR], ids=["lone", "ahead", "pair"])
+@pytest.mark.parametrize("form", [LONE, AHEAD, BROAD, PAIR], ids=["lone", "ahead", "broad", "pair"])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_items_of_more_tiles_than_places(layout: str, form: Form, splits: int) -> None:
     spec = CaseSpec(layout=layout, heads=13, topk=700, tokens=2, sink="near", lengths="random", seed=splits)
@@ -93,7 +119,7 @@ def test_items_of_more_tiles_than_places(layout: str, form: Form, splits: int) -
 
 
 @pytest.mark.parametrize("layout", ["v32", "v4", "bf16_d576"])
-@pytest.mark.parametrize("form", [LONE, AHEAD, PAIR], ids=["lone", "ahead", "pair"])
+@pytest.mark.parametrize("form", [LONE, AHEAD, BROAD, PAIR], ids=["lone", "ahead", "broad", "pair"])
 def test_places_are_looked_up_in_time(layout: str, form: Form) -> None:
     for lengths in ((700,), (64 * 9, 0, 64 * 5), (64 * 4 + 1, 64 * 6)):
         extra: dict[str, Any] = {"extra_lengths": tuple(max(0, 500 - n) for n in lengths)} if layout == "v4" else {}
@@ -116,7 +142,7 @@ WIDE = PAIR.replace(block_h=32, groups=1, producers=4, rows=32)
 
 
 @pytest.mark.parametrize("layout", ["v32", "v4"])
-@pytest.mark.parametrize("form", [LONE, PAIR, HALF, WIDE], ids=["lone", "pair", "half", "wide"])
+@pytest.mark.parametrize("form", [LONE, PAIR, HALF, WIDE, BROAD], ids=["lone", "pair", "half", "wide", "broad"])
 def test_parts_of_16_bits(layout: str, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are stored in the order of the dims, through another layout than parts of 32 bits."""
 
