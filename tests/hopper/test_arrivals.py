@@ -23,6 +23,7 @@ from kgen.runtime.families import FAMILIES
 from kgen.space import spaces_of
 from kgen.starts import starting_points
 from kgen.types import KernelSpec
+from tests.verify.arrivals import UNIT, every_thread_arrives
 
 ARCH = load_arch("sm90")
 COMPILE = """
@@ -97,3 +98,19 @@ def test_where_the_merge_is_let_go(form: str) -> None:
         assert gone[0] > products[-1]
     else:
         assert gone[0] < products[0]
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_the_form_for_racecheck_has_every_arrival_made_by_all(form: str) -> None:
+    """`tests/verify/arrivals.py` on what is compiled: nothing is left that one thread does, and all counts grow by the same."""
+    lines = ptx(form)
+    made, found = every_thread_arrives("\n".join(lines))
+    one = [line for line in lines if "mbarrier.arrive" in line and ".noinc" not in line]
+    assert found == len(one) >= 3 and all("@" in line for line in one)
+    arrives = re.compile(r"(@\S+ )?mbarrier\.arrive\.shared::(?:cta|cluster)\.b64 _, \[[^\]]+\], (\d+);")
+    shares = [arrives.search(line) for line in made.split("\n") if "mbarrier.arrive" in line and ".noinc" not in line]
+    assert all(share is not None and share[1] in (None, "@%arrive ") for share in shares)
+    assert {int(share[2]) for share in shares if share is not None} <= {UNIT - 1, UNIT // 128, UNIT // 256}
+    inits = re.compile(r"mbarrier\.init\S* \[[^\]]+\], (\d+);")
+    assert [int(n) for n in inits.findall(made)] == [UNIT * int(n) for n in inits.findall("\n".join(lines))]
+    assert max(int(n) for n in inits.findall(made)) < 1 << 20  # what an mbarrier can count
