@@ -48,7 +48,7 @@ def every_thread_arrives(ptx: str) -> tuple[str, int]:
             made.append(f"{hit['head']}{int(hit['count']) * UNIT};")
         elif hit := _ONE.match(line) or _EXPECT.match(line):
             found += 1
-            if "expect_tx" in line:
+            if "expect_tx" in line and hit["bytes"] != "0":  # without bytes it is an arrival like others
                 made.append(
                     f"@{hit['mine']} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{hit['at']}], {hit['bytes']};"
                 )

@@ -93,13 +93,14 @@ PTX = """	setp.eq.b32 	%p6, %r5, 0;
 	@%p7 mbarrier.arrive.shared::cta.b64 _, [%r54], 2;
 	cp.async.mbarrier.arrive.noinc.shared.b64 	[global_smem+16448];
 	@%p6 mbarrier.arrive.expect_tx.shared.b64 _, [%r55], 16384;
+	@%p6 mbarrier.arrive.expect_tx.shared.b64 _, [%r56], 0;
 	mbarrier.try_wait.parity.shared.b64 complete, [%r51], %r52;"""
 
 
 def test_every_thread_makes_its_share_of_an_arrival() -> None:
     made, found = arrivals.every_thread_arrives(PTX)
     lines = [line.strip() for line in made.split("\n")]
-    assert found == 3
+    assert found == 4
     assert "@%p6 mbarrier.init.shared::cta.b64 [%r43], 132096;" in lines  # 129 arrivals of 1024
     assert "mbarrier.arrive.shared::cta.b64 _, [%r53], 8;" in lines  # by 128 threads
     assert any(
@@ -110,6 +111,7 @@ def test_every_thread_makes_its_share_of_an_arrival() -> None:
     assert lines[copies - 1] == "mbarrier.arrive.shared::cta.b64 _, [global_smem+16448], 1023;"
     assert "@%p6 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r55], 16384;" in lines
     assert "mbarrier.arrive.shared::cta.b64 _, [%r55], 8;" in lines
+    assert "mbarrier.arrive.shared::cta.b64 _, [%r56], 8;" in lines and not any("[%r56], 0" in line for line in lines)
     assert lines[-1] == PTX.split("\n")[-1].strip()
 
 
