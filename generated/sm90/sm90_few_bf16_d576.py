@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = '53771c8885977278'
+TEMPLATE_HASH = 'dcc7aa265a5a0726'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -615,6 +615,7 @@ def attention_kernel(
     KT: gl.constexpr = gl.bfloat16
     WARPS: gl.constexpr = PRODUCERS // GROUPS
     # Rope tiles that are on their way or in use: those of the stages
+
     ROPES: gl.constexpr = STAGES
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32

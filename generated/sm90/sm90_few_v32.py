@@ -11,12 +11,13 @@ An item is (token, split, block of HB heads), one per program; its keys are cut 
 32 of a tile's 64 rows (TILE_KEYS), the others of which nobody reads but the scores. With one consumer and 128 registers per
 thread (maxnreg) an SM holds two programs.
 
-Four warps ask for the item's indices and for Q before anything else. Then the partitions start, and consumer 0, in the same
+Four warps ask for the item's indices and for Q before anything else (one consumer: for Q behind the places). Then the partitions start, and consumer 0, in the same
 warps, checks the indices as they come, divides them by the page size and leaves the place of each row in shared
 memory (`places`, PLACES tiles of 64), then Q. An item with more tiles gets the later places from the producer. Partitions:
 
     producer   PRODUCERS warps in 1 or 2 groups that take turns at the tiles: gather rows into registers, convert them to
-               16 bits, publish tiles. Rope goes by cp.async into places of its own, a tile of the group ahead
+               16 bits, publish tiles. Rope goes by cp.async into places of its own, a tile of the group ahead (32 heads,
+               one consumer and two stages: when its stage is free)
     consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
                maximum and sums; at the end they exchange them, and each writes one half of the output columns
 
@@ -49,7 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = '53771c8885977278'
+TEMPLATE_HASH = 'dcc7aa265a5a0726'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -397,7 +398,7 @@ def copy_rope(place, base, rope, LR: gl.constexpr):
 
 @gluon.jit
 def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr,
-          WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+ROPE_LATE: gl.constexpr, WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     """Start the loads of piece q of tile j, and with the first piece the copies of the tile's rope."""
     PIECES: gl.constexpr = 64 // ROWS
     RW: gl.constexpr = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
@@ -413,7 +414,10 @@ def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GR
     foot_pieces = reinterpret(feet, gl.int64, [PLACES * PIECES, ROWS], VEC)
     raw, scale = fetch_piece((at % PLACES) * PIECES + q, exists, pieces, foot_pieces, base, SCALES_ONCE, L3, scale_layout(ROWS, WARPS, False))
     if q == 0:
-        if exists:
+        ask = exists
+        if ROPE_LATE:
+            ask = exists & (j < ROPES)
+        if ask:
             copy_rope(places.index(at % PLACES), base, rope.index(j % ROPES), LR)
     return raw, scale
 
@@ -431,6 +435,11 @@ def produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns
     st = j % STAGES
     if q == 0:
         mbarrier.wait(empty.index(st), ((j // STAGES) & 1) ^ 1)
+        if ROPES == STAGES:
+            # no place ahead: this rope's place was free no earlier
+            if j >= STAGES:
+                base = cache_of(refill[0][0] + j, refill[0][2], refill[2], DUAL)
+                copy_rope(places.index(j % PLACES), base, rope.index(st), gl.BlockedLayout([1, 4], [4, 8], [WARPS, 1], [1, 0]))
     convert_piece(raw, scale, left.index(st), right.index(st), q, ROWS, WARPS, SCALES_ONCE, FP16)
     if q == PIECES - 1:
         # The rope's copies were asked for with the first rows, into a place of their own, so that their latency does not
@@ -451,13 +460,13 @@ def produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns
         if GROUPS == 2:
             if next_j < refill[0][1]:
                 mbarrier.wait(my_turn, (i + G) & 1)
-        raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
+        raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
             if next_j < refill[0][1]:
                 mbarrier.arrive(other_turn, count=1)
         return raw, scale, ahead
     else:
-        raw, scale = fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
+        raw, scale = fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
         return raw, scale, ahead
 
 
@@ -480,7 +489,7 @@ def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, turns, 
         my_turn, other_turn = turns
         if GROUPS == 2 and G == 1:
             mbarrier.wait(my_turn, 0)
-        raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, WARPS, SCALES_ONCE, DUAL, PLACES)
+        raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
             mbarrier.arrive(other_turn, count=1)
         for i in range((n - G + GROUPS - 1) // GROUPS):
@@ -568,6 +577,20 @@ def sum_of_keys(x, room, HB: gl.constexpr, HL: gl.constexpr):
 
 
 @gluon.jit
+def load_query(query, stride_h, block, n_heads, HB: gl.constexpr):
+    """Q of the item's heads: the columns of the left tile, of the right one, rope."""
+    BL: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    head = block * HB + gl.arange(0, HB, gl.SliceLayout(1, BL))
+    mask = (head < n_heads)[:, None]
+    col = gl.arange(0, 256, gl.SliceLayout(0, BL))
+    row = query + (head.to(gl.int64) * stride_h)[:, None]
+    xl = gl.load(row + dim_of(col, 0)[None, :], mask=mask, other=0.0)
+    xr = gl.load(row + dim_of(col, 1)[None, :], mask=mask, other=0.0)
+    xo = gl.load(row + (LATENT + gl.arange(0, 64, gl.SliceLayout(0, BL)))[None, :], mask=mask, other=0.0)
+    return xl, xr, xo
+
+
+@gluon.jit
 def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars,
                    FP16: gl.constexpr, HB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, ROPES: gl.constexpr,
                    TILE_KEYS: gl.constexpr, SPLIT: gl.constexpr, PLACES: gl.constexpr, FIRST: gl.constexpr, COPIES_FIRST: gl.constexpr, DUAL: gl.constexpr,
@@ -589,10 +612,14 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
     # In a branch, so that the compiler does not move the conversion up: the places, and the meeting that starts the other
     # partitions, would wait for Q.
     if n > 0:
-        ql.index(0).store(xl.to(ql.dtype))
-        qr.index(0).store(xr.to(qr.dtype))
-        if ROPE:
-            qo.index(0).store(xo)
+        # A lone consumer asks for it here: its loads fill the queue, and whatever starts the producers would stand behind them.
+        if CONSUMERS == 1:
+            yl, yr, yo = load_query(xl, xr, xo, out_io[1], HB)
+        else:
+            yl, yr, yo = xl, xr, xo
+        ql.index(0).store(yl.to(ql.dtype))
+        qr.index(0).store(yr.to(qr.dtype))
+        qo.index(0).store(yo)
     fence_async_shared()
     if CONSUMERS == 2:
         full, empty, ready_mine, ready_other, q_there = bars
@@ -808,7 +835,9 @@ def attention_kernel(
     KT: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     WARPS: gl.constexpr = PRODUCERS // GROUPS
     # Rope tiles that are on their way or in use: those of the stages, and one that each group has asked for ahead
-    ROPES: gl.constexpr = STAGES + GROUPS
+    # 32 heads and one consumer: without that one the L1 has 60 KB.
+
+    ROPES: gl.constexpr = STAGES + (0 if HB == 32 and CONSUMERS == 1 and STAGES == 2 else GROUPS)
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32
     VEC: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -844,13 +873,9 @@ def attention_kernel(
         index1 = load_indices(8, span, ids, DUAL, 8, TILE_KEYS, IL)
     if PLACES >= 32:
         index2 = load_indices(16, span, ids, DUAL, 16, TILE_KEYS, IL)
-    head = block * HB + gl.arange(0, HB, gl.SliceLayout(1, BL))
-    mask = (head < n_heads)[:, None]
-    col = gl.arange(0, 256, gl.SliceLayout(0, BL))
-    row = q + b * q_stride_b + s_pos * q_stride_s + (head.to(gl.int64) * q_stride_h)[:, None]
-    # columns without a dim (v4 has 448 in 512) are zero in Q and in K
-    xl = gl.load(row + dim_of(col, 0)[None, :], mask=mask & (dim_of(col, 0) < LATENT)[None, :], other=0.0)
-    xr = gl.load(row + dim_of(col, 1)[None, :], mask=mask & (dim_of(col, 1) < LATENT)[None, :], other=0.0)
+    xl, xr, xo = q + b * q_stride_b + s_pos * q_stride_s, q_stride_h, block
+    if CONSUMERS == 2:
+        xl, xr, xo = load_query(xl, xr, xo, n_heads, HB)
 
     left = gl.allocate_shared_memory(KT, [STAGES, 64, 256], TILE)
     right = gl.allocate_shared_memory(KT, [STAGES, 64, 256], TILE)
@@ -858,11 +883,9 @@ def attention_kernel(
     qr = gl.allocate_shared_memory(KT, [1, HB, 256], TILE)
     rope = left
     qo = ql
-    xo = xl
     if ROPE:
         rope = gl.allocate_shared_memory(gl.bfloat16, [ROPES, 64, 64], TILE)
         qo = gl.allocate_shared_memory(gl.bfloat16, [1, HB, 64], TILE)
-        xo = gl.load(row + (LATENT + gl.arange(0, 64, gl.SliceLayout(0, BL)))[None, :], mask=mask, other=0.0)
     places = gl.allocate_shared_memory(gl.int64, [PLACES, 64], VEC)
     feet = places
     stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)

@@ -49,7 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v4'
 ARCH = 'sm90'
-TEMPLATE_HASH = '53771c8885977278'
+TEMPLATE_HASH = 'dcc7aa265a5a0726'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -412,7 +412,7 @@ def copy_rope(place, base, rope, LR: gl.constexpr):
 
 @gluon.jit
 def fetch(j, refill, places, feet, rope, q: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, ROPES: gl.constexpr,
-          WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
+WARPS: gl.constexpr, SCALES_ONCE: gl.constexpr, DUAL: gl.constexpr, PLACES: gl.constexpr):
     """Start the loads of piece q of tile j, and with the first piece the copies of the tile's rope."""
     PIECES: gl.constexpr = 64 // ROWS
     RW: gl.constexpr = 4 if ROWS // WARPS >= 4 else ROWS // WARPS
@@ -837,6 +837,7 @@ def attention_kernel(
     KT: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
     WARPS: gl.constexpr = PRODUCERS // GROUPS
     # Rope tiles that are on their way or in use: those of the stages, and one that each group has asked for ahead
+
     ROPES: gl.constexpr = STAGES + GROUPS
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)  # the same bytes, seen as int32

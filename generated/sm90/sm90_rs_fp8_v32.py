@@ -52,7 +52,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_rs_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = '5e1899cbc0ddcc82'
+TEMPLATE_HASH = 'ee12f2d9a8789a63'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -73,6 +73,11 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a leading tile 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 _SMEM = gl.shared_memory_descriptor
 reinterpret = _SMEM.reinterpret if hasattr(_SMEM, "reinterpret") else _SMEM._reinterpret
+
+# A group arrives by sync_threads() and mbarrier.expect(barrier, 0), which is what mbarrier.arrive does: its threads meet, and one
+# arrives. But Triton takes an mbarrier.arrive for a read and a write of all shared memory, and so has the threads meet once more
+# before whatever touches shared memory next.
+sync_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 # ------------------------------------------------------------------------------------------------ layouts
@@ -610,9 +615,11 @@ def produce(
     if TILE == 0:
         async_copy.wait_group(0)  # the rows just asked for are in no group yet
     prepare_scales(landed, scales[0].index(st), TILE, 0, FP16, NW)
-    mbarrier.arrive(full[0].index(st), count=1)
+    sync_threads()
+    mbarrier.expect(full[0].index(st), 0)
     prepare_scales(landed, scales[1].index(st), TILE, 1, FP16, NW)
-    mbarrier.arrive(full[1].index(st), count=1)
+    sync_threads()
+    mbarrier.expect(full[1].index(st), 0)
 
 
 @gluon.jit
@@ -667,7 +674,8 @@ def order_q(
     if ROPE:
         q_rope.index(0).store(in_order(q_rope.index(0).load(q_layout(HB, True)), True, FP16, HB))
     fence_async_shared()
-    mbarrier.arrive(mine, count=1)
+    sync_threads()
+    mbarrier.expect(mine, 0)
     mbarrier.wait(theirs, it & 1)
 
 
@@ -916,7 +924,8 @@ def values(tile, scales, p, acc, keep, empty, raw, first, second, FP16: gl.const
             raw, first, second = step_of(tile, scales, i + 1, 0, 64, FP16)
         acc = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), acc, use_acc=keep if i == 0 else True, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
-    mbarrier.arrive(empty, count=1)
+    sync_threads()
+    mbarrier.expect(empty, 0)
     return warpgroup_mma_wait(0, deps=[acc])
 
 
@@ -962,16 +971,53 @@ def max_of(x, parts, HB: gl.constexpr):
 
 
 @gluon.jit
-def sum_of(x, parts, HB: gl.constexpr):
-    """The sum of each head over the 64 keys, likewise."""
+def sum_of(x, parts, BY_WARP: gl.constexpr, HB: gl.constexpr):
+    """The sum of each head over the 64 keys, likewise; BY_WARP: over each warp's, [4, 64], where the warps meet once per item."""
+    y = gl.sum(x.reshape([4, 2, 8, HB]), 1)
     if HB == 64:
-        y = gl.sum(x.reshape([4, 2, 8, HB]), 1)
         y = gl.sum(gl.convert_layout(y, dealt_layout(2)).reshape([4, 2, 4, HB]), 1)
         y = gl.sum(gl.convert_layout(y, dealt_layout(1)).reshape([4, 2, 2, HB]), 1)
-        parts.store(gl.sum(gl.convert_layout(y, dealt_layout(0)), 1))
+        y = gl.convert_layout(y, dealt_layout(0))
+    y = gl.sum(y, 1)
+    if BY_WARP:
+        return y
     else:
-        parts.store(gl.sum(gl.sum(x.reshape([4, 2, 8, HB]), 1), 1))
-    return gl.sum(parts.load(warp_layout(HB)), 0)
+        parts.store(y)
+        return gl.sum(parts.load(warp_layout(HB)), 0)
+
+
+@gluon.constexpr_function
+def by_warp_layout():
+    """[4 warps, 64 heads]: what is left of `dealt_layout` when a warp's keys are reduced: in each lane the heads that `head_layout`
+    gives it."""
+    return gl.SliceLayout(1, dealt_layout(0))
+
+
+@gluon.jit
+def no_sums(BY_WARP: gl.constexpr, LEAN: gl.constexpr, HB: gl.constexpr):
+    """Of an item without a tile so far."""
+    if BY_WARP:
+        return gl.zeros([4, HB], gl.float32, by_warp_layout())
+    else:
+        return gl.zeros([HB], gl.float32, kept_layout(HB, LEAN))
+
+
+@gluon.jit
+def times(l, factor, BY_WARP: gl.constexpr):
+    """Sums, heads by heads, by factors of the heads. Moves nothing."""
+    if BY_WARP:
+        factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, by_warp_layout()), assert_trivial=True), 0)
+    return l * factor
+
+
+@gluon.jit
+def all_warps(l, parts, BY_WARP: gl.constexpr, HB: gl.constexpr):
+    """The sums of the heads over all keys of the group."""
+    if BY_WARP:
+        parts.store(l)
+        return gl.sum(parts.load(warp_layout(HB)), 0)
+    else:
+        return l
 
 
 @gluon.constexpr_function
@@ -1077,6 +1123,7 @@ def left_group(
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
     KL: gl.constexpr = kept_layout(HB, LEAN)
+    BY_WARP: gl.constexpr = HB == 64 and not SHARE and not LEAN  # nobody looks at l before the item's end
     item = first_item
     copy_q(
         q, gl.minimum(item, n_items - 1), heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
@@ -1092,7 +1139,7 @@ def left_group(
     _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
     m = gl.full([HB], LOWEST, gl.float32, HL)
     best = gl.full([HB], LOWEST, gl.float32, HL)
-    l = gl.zeros([HB], gl.float32, KL)
+    l = no_sums(BY_WARP, LEAN, HB)
     acc = gl.zeros([256, HB], gl.float32, SL)
     j = 0  # pair of the item
     it = 0  # items so far
@@ -1132,12 +1179,13 @@ def left_group(
         if LEAN:
             raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
         fence_async_shared()
-        mbarrier.arrive(ready_s0, count=1)
+        sync_threads()
+        mbarrier.expect(ready_s0, 0)
         if not LEAN:
             moved = (j > 0) & any_moved(a)
         d = start_sums(s0_buf.index(z), ones.index(z), LEAN)
         if not LEAN:
-            l = l * a + sum_of(s, sums, HB)
+            l = times(l, a, BY_WARP) + sum_of(s, sums, BY_WARP, HB)
         acc = rescale(acc, a0_buf, moved, HB)
         if not LEAN:
             raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
@@ -1150,7 +1198,7 @@ def left_group(
             raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
         m = m1_buf.load(HL)
         a = a1_buf.load(HL)
-        l = l * (a1_buf.load(KL) if LEAN else a)
+        l = times(l, a1_buf.load(KL) if LEAN else a, BY_WARP)
         acc = rescale(acc, a1_buf, any_moved(a), HB)
         if not LEAN:
             raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
@@ -1162,7 +1210,7 @@ def left_group(
                     q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
                     0, 4, False, SPLIT, HB,
                 )
-            l_heads = l
+            l_heads = all_warps(l, sums, BY_WARP, HB)
             if LEAN:  # into the layout of the heads
                 inv_buf.store(l)
                 l_heads = inv_buf.load(HL)
@@ -1171,11 +1219,12 @@ def left_group(
                 heads, s_q, has_lse, has_max, out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
                 max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
             )
-            mbarrier.arrive(ready_l0, count=1)
+            sync_threads()
+            mbarrier.expect(ready_l0, 0)
             leave(acc, inv_buf, rows_buf, part_out if SPLIT else out, 0, 256, False, SPLIT, HB)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
-            l = gl.zeros([HB], gl.float32, KL)
+            l = no_sums(BY_WARP, LEAN, HB)
             j = 0
             it += 1
             item += stride
@@ -1244,6 +1293,7 @@ def right_group(
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
     KL: gl.constexpr = kept_layout(HB, LEAN)
+    BY_WARP: gl.constexpr = HB == 64 and not SHARE and not LEAN  # nobody looks at l before the item's end
     item = first_item
     copy_q(
         q, gl.minimum(item, n_items - 1), heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
@@ -1259,7 +1309,7 @@ def right_group(
     _, _, _, _, n = span(length, extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
     m = gl.full([HB], LOWEST, gl.float32, HL)
     best = gl.full([HB], LOWEST, gl.float32, HL)
-    l = gl.zeros([HB], gl.float32, KL)
+    l = no_sums(BY_WARP, LEAN, HB)
     acc = gl.zeros([256, HB], gl.float32, SL)
     j = 0
     it = 0
@@ -1275,14 +1325,14 @@ def right_group(
         x = mask(p, places.index(st1), HB)
         mx = max_of(x, maxima, HB) * scale_log2
         best = gl.maximum(best, mx)
+        l_heads = m
+        if SHARE:
+            l_heads = l
         # ---- tile 0's maximum, from the left group; softmax of tile 1, publish
         mbarrier.wait(ready_s0, g & 1)
         m0 = m0_buf.load(HL)
         if LEAN:
             moved0 = (j > 0) & any_moved(a0_buf.load(HL))
-        l_heads = m
-        if SHARE:
-            l_heads = l
         m1 = gl.where(mx > threshold(m0, m, l_heads, SLACK, SHARE), mx, m0)
         a = gl.exp2(m0 - m1)
         if LEAN:
@@ -1296,15 +1346,17 @@ def right_group(
         if LEAN:
             raw, first, second = first_step(tiles, pair_scale, st0, 1, FP16)
         fence_async_shared()
-        mbarrier.arrive(ready_s1, count=1)
+        sync_threads()
+        mbarrier.expect(ready_s1, 0)
         d = start_sums(s1_buf.index(z), ones.index(z), LEAN)
         if not LEAN:
             a0 = a0_buf.load(HL)
-            l = l * (a0 * a) + sum_of(s, sums, HB)
+            l = times(l, a0 * a, BY_WARP) + sum_of(s, sums, BY_WARP, HB)
             if last:
-                l1_buf.store(l)
+                l1_buf.store(all_warps(l, sums, BY_WARP, HB))
                 best1_buf.store(best)
-                mbarrier.arrive(ready_l1, count=1)
+                sync_threads()
+                mbarrier.expect(ready_l1, 0)
         # ---- tile 0
         if not LEAN:
             moved0 = (j > 0) & any_moved(a0)
@@ -1319,8 +1371,10 @@ def right_group(
             if last:
                 l1_buf.store(l)
                 best1_buf.store(best)
-                mbarrier.arrive(ready_l1, count=1)
-        mbarrier.arrive(free_s0, count=1)
+                sync_threads()
+                mbarrier.expect(ready_l1, 0)
+        sync_threads()
+        mbarrier.expect(free_s0, 0)
         # ---- tile 1
         if not LEAN:
             moved = any_moved(a)
@@ -1336,12 +1390,13 @@ def right_group(
                     q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
                     4, CHUNKS, True, SPLIT, HB,
                 )
+                sync_threads()  # else Triton has it before every product that reads Q
             mbarrier.wait(ready_l0, it & 1)
             to = part_out if SPLIT else out
             leave(acc, inv_buf, rows_buf, to, 256, 256, False, SPLIT, HB)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
-            l = gl.zeros([HB], gl.float32, KL)
+            l = no_sums(BY_WARP, LEAN, HB)
             j = 0
             it += 1
             item += stride

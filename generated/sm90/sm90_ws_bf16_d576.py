@@ -5,7 +5,9 @@ over the slots j that `indices` selects for token t. sm_scale must be positive.
 
 One program serves items (token, split, block of 64 heads), head block fastest: with stride num_programs, or, if DYNAMIC, the
 next one that no program has taken. An item's keys are taken in pairs of tiles of 64; tiles beyond the length are not visited,
-but an item without a key has one pair, fully masked. Twelve warps in three partitions:
+but an item without a key has one pair, fully masked. Nor is a tile 1 that begins at or beyond the length: its rows are not
+copied and it has no values (what scores it would have, of the rows that happen to lie there, is masked). Twelve warps in three
+partitions:
 
   producer     gathers rows with cp.async into four halves of 32 KB: tile 0 and tile 1, each cut into the left half (dims
                0..255) and the right half (256..511, with the 64 rope dims). Shared memory is full: a half is refilled when its
@@ -54,10 +56,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = '7ac2535f8c19cd34'
+TEMPLATE_HASH = '93dc0bdfafba92ca'
 TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+
+# A partition arrives by sync_threads() and mbarrier.expect(barrier, 0), which is what mbarrier.arrive does: its threads meet, and one
+# arrives. But Triton takes an mbarrier.arrive for a read and a write of all shared memory, and so has the threads meet once more
+# before whatever touches shared memory next.
+sync_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 # Newer Tritons run out of registers where masks are skipped.
 SKIP_MASKS = gl.constexpr(not hasattr(async_copy, "async_load"))
@@ -88,7 +95,8 @@ FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _FETCH = gl.constexpr(
     "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 1152; mov.u32 $0, 0; }"
 )
-SAME_ITEM = gl.constexpr(-1)  # what follows a pair that is not the last of its item
+# What follows a pair: its own item goes on, or another one, or, as -2 - item, another one where the pair has no tile 1.
+SAME_ITEM = gl.constexpr(-1)
 
 # acc *= factor, unless every factor of the warp is exactly 1. Gluon has no branch per warp: 128 accumulators tied to the
 # outputs, and their row factors, of which a thread has two (operands 0 and 2 of every four).
@@ -211,10 +219,11 @@ def gather(base, row, valid, D0: gl.constexpr, WIDTH: gl.constexpr, buf, MASKED:
 
 @gluon.jit
 def copy_pair(
-    kv, row0, valid0, row1, valid1, keys, slots, follow, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+    kv, row0, valid0, row1, valid1, keys, slots, follow, short, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, MASKED: gl.constexpr,
 ):
-    """Both tiles of a pair, in the order in which the halves become free."""
+    """Both tiles of a pair, in the order in which the halves become free. `short`: only tile 0 is there, and nobody reads the other
+    halves; what they wait for comes all the same, so that each barrier has one phase per pair."""
     mbarrier.wait(free_0l, phase)
     gather(kv, row0, valid0, 0, 256, k0_l.index(0), MASKED)
     async_copy.mbarrier_arrive(full_0l, increment_count=False)
@@ -225,15 +234,18 @@ def copy_pair(
     async_copy.mbarrier_arrive(full_0r, increment_count=False)
     publish_bits(keys, slots, bits)
     follow_buf.store(gl.full([1], follow, gl.int32, FLAT))
-    mbarrier.arrive(full_0r, count=1)  # for these two: ordinary stores, which the arrival above does not cover
-    mbarrier.arrive(full_1l, count=1)
+    sync_threads()
+    mbarrier.expect(full_0r, 0)  # for these two: ordinary stores, which the arrival above does not cover
+    mbarrier.expect(full_1l, 0)
     mbarrier.wait(free_1l, phase)
-    gather(kv, row1, valid1, 0, 256, k1_l.index(0), MASKED)
+    if not short:
+        gather(kv, row1, valid1, 0, 256, k1_l.index(0), MASKED)
     async_copy.mbarrier_arrive(full_1l, increment_count=False)
     mbarrier.wait(free_1r, phase)
-    gather(kv, row1, valid1, 256, 256, k1_r.index(0), MASKED)
-    if ROPE > 0:
-        gather(kv, row1, valid1, 512, 64, k1_x.index(0), MASKED)
+    if not short:
+        gather(kv, row1, valid1, 256, 256, k1_r.index(0), MASKED)
+        if ROPE > 0:
+            gather(kv, row1, valid1, 512, 64, k1_x.index(0), MASKED)
     async_copy.mbarrier_arrive(full_1r, increment_count=False)
 
 
@@ -333,6 +345,7 @@ def producer(
         offset0 = gl.where(valid0, row0, spare).to(gl.int64) * kv_stride
         offset1 = gl.where(valid1, row1, spare).to(gl.int64) * kv_stride
         used = keys
+        short = length - pos <= 64
         if PREFETCH_L2:
             if (j == (gl.maximum(n - 2, 0) if DYNAMIC else n >> 1)) & (after < n_items):
                 prefetch_item(q, indices, after, topk, heads, s_q, splits,
@@ -343,7 +356,7 @@ def producer(
         if j == n:
             j = 0
             item = after
-            follow = item
+            follow = gl.where(short, -2 - item, item)
             length = gl.minimum(gl.maximum(ahead, 0), topk)
             length = gl.where(item < n_items, length, 0)
             first, n = pairs_of(length, item, heads, splits, SPLIT)
@@ -358,13 +371,13 @@ def producer(
         keys = load_keys(ids, pos, length)
         if spare >= 0:  # the usual case
             copy_pair(
-                kv, offset0, valid0, offset1, valid1, used, slots, follow, phase,
+                kv, offset0, valid0, offset1, valid1, used, slots, follow, short, phase,
                 k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, False,
             )
         else:
             copy_pair(
-                kv, offset0, valid0, offset1, valid1, used, slots, follow, phase,
+                kv, offset0, valid0, offset1, valid1, used, slots, follow, short, phase,
                 k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, True,
             )
@@ -404,8 +417,14 @@ def scores_of_0(
 
 @gluon.jit
 def load_follow(follow_buf):
-    """The item that follows the pair, or SAME_ITEM."""
+    """What follows the pair."""
     return gl.sum(follow_buf.load(FLAT), 0)
+
+
+@gluon.jit
+def next_item(follow):
+    """The item that comes after the last pair of one."""
+    return gl.where(follow < SAME_ITEM, -2 - follow, follow)
 
 
 @gluon.jit
@@ -461,7 +480,8 @@ def stage(acc, inv, half, free):
     lane needs shared memory. The half is free as soon as the rows are in registers again."""
     half.store((acc * gl.convert_layout(inv, OUT_ROW)[:, None]).to(gl.bfloat16))
     x = half.load(LEAVE)
-    mbarrier.arrive(free, count=1)
+    sync_threads()
+    mbarrier.expect(free, 0)
     return x
 
 
@@ -519,7 +539,8 @@ def left_group(
         last = follow != SAME_ITEM
         sinks = m
         if last:
-            mbarrier.arrive(free_ql, count=1)
+            sync_threads()
+            mbarrier.expect(free_ql, 0)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
@@ -536,35 +557,41 @@ def left_group(
             if not begun:  # the right group has no sum yet by which to judge its keys
                 start_buf.store(gl.sum(s, 1))
         fence_async_shared()
-        mbarrier.arrive(ready_s0, count=1)
+        sync_threads()
+        mbarrier.expect(ready_s0, 0)
         acc = rescale(acc, a)
         acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k0_l.index(z), acc, use_acc=begun, is_async=True)
         l = l * a + gl.sum(s, 1)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free_0l, count=1)
+        sync_threads()
+        mbarrier.expect(free_0l, 0)
         # ---- tile 1, from the right group
         mbarrier.wait(ready_s1, phase)
         m = m1_buf.load(ROW)
         a = gl.exp2(m0 - m)
         acc = rescale(acc, a)
         l = l * a
-        acc = warpgroup_mma(s1_buf.index(z), k1_l.index(z), acc, is_async=True)
-        # what the end of an item needs besides O, while the MMA runs
+        # what the end of an item needs besides O
         inv = m
         offset = gl.full([], 0, gl.int64)
         if last:
             l0_buf.store(l)
             best0_buf.store(best)
-            mbarrier.arrive(ready_l0, count=1)
+            sync_threads()
+            mbarrier.expect(ready_l0, 0)
             inv, offset = prepare_left(
                 l, m, sinks, item, it, lse, part_lse, lse_scale, empty_lse, heads, s_q, has_lse,
                 out_stride_b, out_stride_s, lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT, l1_buf, ready_l1,
             )
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        if follow >= SAME_ITEM:  # the pair has a tile 1
+            acc = warpgroup_mma(s1_buf.index(z), k1_l.index(z), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
         # ---- the rows of a finished item, and the scores of the next tile 0 (after the very last pair: not used)
-        more = follow < n_items
+        following = next_item(follow)
+        more = following < n_items
         if SPLIT:
-            mbarrier.arrive(free_1l, count=1)
+            sync_threads()
+            mbarrier.expect(free_1l, 0)
             if last:
                 leave_part(acc, inv, part_out, offset, item, heads, splits, 0)
                 acc = gl.zeros([64, 256], gl.float32, ACC)
@@ -582,7 +609,8 @@ def left_group(
                 # The sums of the next item do not read these zeros, but a value that stays alive would take the registers.
                 acc = gl.zeros([64, 256], gl.float32, ACC)
             else:
-                mbarrier.arrive(free_1l, count=1)
+                sync_threads()
+                mbarrier.expect(free_1l, 0)
                 p_next, bits, next_follow = scores_of_0(
                     q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
                 )
@@ -591,7 +619,8 @@ def left_group(
                 leave(stage(acc, inv, k1_l.index(z), free_1l), out, offset, item, out_stride_h, heads, 0)
                 acc = gl.zeros([64, 256], gl.float32, ACC)
             else:
-                mbarrier.arrive(free_1l, count=1)
+                sync_threads()
+                mbarrier.expect(free_1l, 0)
             p_next, bits, next_follow = scores_of_0(
                 q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
             )
@@ -601,7 +630,7 @@ def left_group(
             best = gl.full([64], LOWEST, gl.float32, ROW)
             l = gl.zeros([64], gl.float32, ROW)
             it += 1
-            item = follow
+            item = following
         follow = next_follow
         g += 1
         p = warpgroup_mma_wait(0, deps=[p_next])
@@ -661,7 +690,8 @@ def right_group(
         last = follow != SAME_ITEM
         if last:  # so that the next Q is on its way early
             done = warpgroup_mma_wait(0, deps=[p])
-            mbarrier.arrive(free_ql, count=1)
+            sync_threads()
+            mbarrier.expect(free_ql, 0)
             p = scores(q_r.index(z), k1_r.index(z), done, True, full_1r, phase, True, FENCE)
         else:
             p = scores(q_r.index(z), k1_r.index(z), p, True, full_1r, phase, True, FENCE)
@@ -671,7 +701,8 @@ def right_group(
         p = warpgroup_mma_wait(0, deps=[p])
         sinks = m
         if last:
-            mbarrier.arrive(free_qr, count=1)
+            sync_threads()
+            mbarrier.expect(free_qr, 0)
             if not SPLIT:
                 _, _, block = place(item, heads, splits, SPLIT)
                 sinks = load_sink(sink, block, heads, has_sink)
@@ -693,20 +724,27 @@ def right_group(
         s1_buf.index(z).store(sb)
         m1_buf.store(m)
         fence_async_shared()
-        mbarrier.arrive(ready_s1, count=1)
+        sync_threads()
+        mbarrier.expect(ready_s1, 0)
         # ---- tile 0, from the left group
         c = gl.exp2(m0 - m)
         acc = rescale(acc, a)
         acc = warpgroup_mma(s0_buf.index(z), k0_r.index(z), acc, use_acc=begun, is_async=True)
         # s passes through the wait, or its sum would be taken before S1 is published
         acc, s = warpgroup_mma_wait(0, deps=[acc, s])
-        mbarrier.arrive(free_0r, count=1)
+        sync_threads()
+        mbarrier.expect(free_0r, 0)
         acc = rescale(acc, c)
-        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k1_r.index(z), acc, is_async=True)
-        l = l * (a * c) + gl.sum(s, 1)
+        if follow >= SAME_ITEM:  # the pair has a tile 1
+            acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k1_r.index(z), acc, is_async=True)
+            l = l * (a * c) + gl.sum(s, 1)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+        else:
+            l = l * (a * c)
         if last:
             l1_buf.store(l)
-            mbarrier.arrive(ready_l1, count=1)
+            sync_threads()
+            mbarrier.expect(ready_l1, 0)
         inv = m
         offset = gl.full([], 0, gl.int64)
         if last:
@@ -714,12 +752,13 @@ def right_group(
                 l, m, best, sinks, item, it, max_logits, part_max, heads, s_q, has_max, out_stride_b, out_stride_s,
                 max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, l0_buf, best0_buf, ready_l0,
             )
-        acc = warpgroup_mma_wait(0, deps=[acc])
         if SPLIT:
-            mbarrier.arrive(free_1r, count=1)
+            sync_threads()
+            mbarrier.expect(free_1r, 0)
         else:
             if not last:
-                mbarrier.arrive(free_1r, count=1)
+                sync_threads()
+                mbarrier.expect(free_1r, 0)
         begun = not last
         if last:
             if SPLIT:
@@ -731,7 +770,7 @@ def right_group(
             best = gl.full([64], LOWEST, gl.float32, ROW)
             l = gl.zeros([64], gl.float32, ROW)
             it += 1
-            item = follow
+            item = next_item(follow)
         g += 1
 
 
