@@ -215,13 +215,13 @@ class Kernel:
             expand_dims=Block.expand_dims, where=lambda condition, a, b: b, zeros=lambda *_: None,
             DistributedLinearLayout=Linear, SliceLayout=Slice, NVMMADistributedLayout=Accumulators,
             DotOperandLayout=Fragment, BlockedLayout=lambda *_: None, shared_memory_descriptor=SimpleNamespace(reinterpret=0),
-            int16=0, int32=0, uint8=0, float16=0, bfloat16=0, float32=0,
+            int16=0, int32=0, uint8=0, float16=0, bfloat16=0, float32=0, thread_barrier=lambda: None,
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": gl,
             "gluon": SimpleNamespace(jit=same, constexpr_function=same),
             "async_copy": SimpleNamespace(async_load=None, wait_group=lambda _: None),
-            "mbarrier": SimpleNamespace(wait=lambda *_: None, arrive=lambda *_, **__: None),
+            "mbarrier": SimpleNamespace(wait=lambda *_: None, arrive=lambda *_, **__: None, expect=lambda *_, **__: None),
             "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply,
             "warpgroup_mma_wait": lambda _, deps: deps if len(deps) > 1 else deps[0],
