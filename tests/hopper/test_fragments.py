@@ -221,7 +221,9 @@ class Kernel:
             "gl": gl,
             "gluon": SimpleNamespace(jit=same, constexpr_function=same),
             "async_copy": SimpleNamespace(async_load=None, wait_group=lambda _: None),
-            "mbarrier": SimpleNamespace(wait=lambda *_: None, arrive=lambda *_, **__: None, expect=lambda *_, **__: None),
+            "mbarrier": SimpleNamespace(
+                wait=lambda *_: None, arrive=lambda *_, **__: None, expect=lambda *_, **__: None
+            ),
             "fence_async_shared": lambda: None,
             "warpgroup_mma": self.multiply,
             "warpgroup_mma_wait": lambda _, deps: deps if len(deps) > 1 else deps[0],

@@ -94,7 +94,9 @@ def test_the_wheel_carries_what_the_checkout_has(wheel: Path, folder: str) -> No
         pytest.skip("not a git checkout")
     names = [name for name in listed.stdout.split() if (ROOT / name).is_file() and "/archive/" not in name]
     assert len(names) > 3
-    assert not (wheel / "kgen" / "_data" / folder / "records" / "archive").exists()  # records that count for nothing stay behind
+    assert not (
+        wheel / "kgen" / "_data" / folder / "records" / "archive"
+    ).exists()  # records that count for nothing stay behind
     for name in names:
         assert (wheel / "kgen" / "_data" / name).read_bytes() == (ROOT / name).read_bytes(), name
 
