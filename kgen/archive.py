@@ -42,6 +42,7 @@ def archive_records(path: Path, hashes: Mapping[str, str]) -> Archived:
     read stay. RecordError or OSError when the archive cannot be read or written; then the file is what it was.
     """
     target = archive_path(path)
+    jsonl.check_plain(path)
     with jsonl.locked(path):
         stay: list[bytes] = []
         go: list[bytes] = []

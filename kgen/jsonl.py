@@ -71,6 +71,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     if not data:
         return
+    check_plain(path)
     with locked(path) as fd:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -111,6 +112,12 @@ def _same_file(fd: int, path: Path) -> bool:
         return False
     here = os.fstat(fd)
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def check_plain(path: Path) -> None:
+    """RecordError for a packed file: a line added to it would make it unreadable. Call it before `locked`, which makes the file."""
+    if path.suffix == ".gz":
+        raise RecordError(f"{path.name} is packed and can only be read: unpack it (gunzip), or name a .jsonl file.")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -158,7 +165,9 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write another content atomically: temporary file beside it, fsync, rename. On an OSError the file is what it was."""
+    """Write another content atomically: temporary file beside it, fsync, rename. On an OSError the file is what it was. A link
+    stays one: others may read and lock the file that it leads to."""
+    path = Path(os.path.realpath(path))
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -77,6 +77,7 @@ class ProbeStore:
     def compact(self, keep: Iterable[str] | None = None) -> list[SetAside]:
         """One line per key (of `keep`, if given), sorted by key; damaged lines go to `<name>.damaged`. Gives those."""
         wanted = None if keep is None else set(keep)
+        jsonl.check_plain(self.path)
         with jsonl.locked(self.path):
             scan = jsonl.scan(jsonl.read_bytes(self.path), _decode)
             lines = {pair[0]: line for pair, line in scan.values if wanted is None or pair[0] in wanted}

@@ -21,6 +21,7 @@ from kgen.errors import RecordError
 from kgen.jsonl import SetAside
 from kgen.measure import beats, is_interleaved
 from kgen.probe_records import ProbeLoad, ProbeRecord, ProbeStore, probe_key
+from kgen.runtime.layouts import LAYOUTS
 from kgen.same_code import timed_by
 from kgen.types import INPUTS_RECIPE, Candidate, Environment, KernelSpec, Measurement, TuneRecord
 
@@ -72,6 +73,8 @@ def _from_value(value: Any) -> TuneRecord:
     if version > SCHEMA:
         raise jsonl.NewerSchema(f"the line has schema {version}, this kgen reads up to {SCHEMA}: upgrade kgen")
     record: TuneRecord = _decode_record(value, "")
+    if record.spec.layout not in LAYOUTS:
+        raise jsonl.NewerSchema(f"the line has the layout {record.spec.layout!r}, which this kgen does not know")
     if version < _schema_of(record):
         raise ValueError("a line of schema 1 states no recipe of inputs and no warps")
     if problem := _contradiction(record):
@@ -270,6 +273,7 @@ class RecordStore:
         return self._rewrite(settle)
 
     def _rewrite(self, choose: Callable[[list[TuneRecord]], list[TuneRecord] | None]) -> list[SetAside]:
+        jsonl.check_plain(self.path)
         with jsonl.locked(self.path):
             scan = jsonl.scan(jsonl.read_bytes(self.path), _from_value)
             damaged = [(aside, line) for aside, line in scan.set_aside if aside.damaged]
@@ -307,7 +311,7 @@ def merge(paths: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str])
     """
     target = RecordStore(into)
     target.quarantine()
-    foreign = {Path(path).name: RecordStore(path).load() for path in paths}
+    foreign = {str(path): RecordStore(path).load() for path in paths}  # machines name their files alike
     with jsonl.locked(target.path):
         own = target.load().records
         kept = {record_id(record): record for record in settle(own)}

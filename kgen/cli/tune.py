@@ -14,6 +14,7 @@ from kgen.cli.common import FOUND, INTERRUPTED, Json, MachineError, arch_or_here
 from kgen.cli.specs import choose_specs, spec_from_shape
 from kgen.config import config_root
 from kgen.errors import ConfigError
+from kgen.jsonl import check_plain
 from kgen.types import Environment, KernelSpec
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ def _devices(text: str, lanes: int) -> list[int]:
 
 
 def _store_path(records: Path | None, name: str) -> Path:
-    return records or config_root() / "records" / f"{name}.jsonl"
+    path = records or config_root() / "records" / f"{name}.jsonl"
+    check_plain(path)  # before anything is timed
+    return path
 
 
 def _static(

@@ -125,3 +125,60 @@ def test_the_command(file: Path) -> None:
         [*command[:4], "list", "--json", "--file", str(archive_path(file))], capture_output=True, text=True, timeout=120
     )
     assert json.loads(shown.stdout)["files"][0]["records"] == 3
+
+
+def test_a_packed_file_is_only_read(file: Path, tmp_path: Path) -> None:
+    """A rewrite or an added line would leave a .gz that nothing reads."""
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    before = packed.read_bytes()
+    for write_to in (
+        lambda: archive_records(packed, HASHES),
+        lambda: merge([file], packed),
+        lambda: RecordStore(packed).append(FRESH),
+        lambda: RecordStore(packed).compact(),
+        lambda: merge([file], tmp_path / "new.jsonl.gz"),
+        lambda: RecordStore(tmp_path / "new.jsonl.gz").append(FRESH),
+    ):
+        with pytest.raises(RecordError, match=r"\.jsonl\.gz is packed and can only be read"):
+            write_to()
+    assert packed.read_bytes() == before and not (tmp_path / "new.jsonl.gz").exists()
+    assert not archive_path(packed).exists() and not jsonl.damaged_path(packed).exists()
+
+
+def test_a_link_stays_a_link(file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "here" / "card.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    assert archive_records(link, HASHES).moved == 2
+    assert link.is_symlink() and file.read_bytes().splitlines() == [to_json(FRESH).encode(), b'{"damaged']
+    assert len(archived(link)) == 2
+
+
+def test_merge_takes_files_of_one_name(tmp_path: Path) -> None:
+    """Two machines with the same card both write h200.jsonl."""
+    for folder, record in (("one", FRESH), ("two", NO_TEXT)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "h200.jsonl", [to_json(record).encode()])
+    into = tmp_path / "into.jsonl"
+    assert merge([tmp_path / name / "h200.jsonl" for name in ("one", "two")], into).added == 2
+    assert {record_id(r) for r in load_records(into)[0]} == {record_id(FRESH), record_id(NO_TEXT)}
+
+
+def test_a_layout_that_is_not_known_stays(tmp_path: Path) -> None:
+    """A newer kgen wrote it: no command may stop at it, move it or drop it."""
+    newer = jsonl.seal(
+        json.loads(to_json(OLD_TEXT).replace('"layout":"v32"', '"layout":"v9"'), object_hook=without_crc)
+    )
+    assert '"v9"' in newer
+    file = write(tmp_path / "card.jsonl", [newer.encode(), to_json(FRESH).encode()])
+    before = file.read_bytes()
+    assert archive_records(file, HASHES).moved == 0
+    loaded = RecordStore(file).load()
+    assert loaded.records == [FRESH] and "the layout 'v9'" in loaded.set_aside[0].reason
+    assert not RecordStore(file).compact() and newer.encode() in file.read_bytes().splitlines()
+    assert sorted(file.read_bytes().splitlines()) == sorted(before.splitlines())
+
+
+def without_crc(value: dict[str, object]) -> dict[str, object]:
+    return {name: each for name, each in value.items() if name != "crc"}

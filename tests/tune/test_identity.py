@@ -122,7 +122,7 @@ def test_merge(tmp_path: Path) -> None:
     times = {r.candidate["block_k"]: r.measurement.median_us for r in own.load().records if r.measurement}
     assert times == {1: 100, 2: 55, 4: 20}
     assert (result.added, result.known) == (3, 1) and len(result.conflicts) == 3
-    assert len(result.set_aside["foreign.jsonl"]) == 1 and b"junk" in foreign.path.read_bytes()
+    assert len(result.set_aside[str(foreign.path)]) == 1 and b"junk" in foreign.path.read_bytes()
     before = own.path.read_bytes()
     merge([foreign.path], own.path)
     assert own.path.read_bytes() == before
