@@ -15,7 +15,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -34,11 +34,11 @@ class SetAside:
     line_no: int
     reason: str
     text: str
-    damaged: bool = True  # False: whole, but written by a newer kgen; never quarantined
+    damaged: bool = True  # False: whole, but of a newer kgen or another kind; never quarantined
 
 
 class NewerSchema(ValueError):
-    """A whole line of a schema that this kgen does not know."""
+    """A whole line of a schema or kind that this kgen does not know."""
 
 
 def seal(value: dict[str, Any] | list[Any]) -> str:
@@ -179,6 +179,12 @@ def replace_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    with suppress(OSError):  # the name as well, so that what is renamed later does not reach the disk first
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def damaged_path(path: Path) -> Path:

@@ -66,7 +66,7 @@ def from_json(line: str | bytes) -> TuneRecord:
 
 def _from_value(value: Any) -> TuneRecord:
     if not isinstance(value, dict):
-        raise ValueError("the line is not an object")
+        raise jsonl.NewerSchema("the line is not an object")  # but whole: another file's, as a compile result is
     version = value.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the line has no schema version")

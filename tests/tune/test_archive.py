@@ -184,5 +184,13 @@ def test_a_layout_that_is_not_known_stays(tmp_path: Path) -> None:
     assert sorted(file.read_bytes().splitlines()) == sorted(before.splitlines())
 
 
+def test_a_merge_into_a_file_of_compile_results_takes_nothing_out_of_it(tmp_path: Path) -> None:
+    line = jsonl.seal([1, "a compile result"]).encode()
+    source, into = write(tmp_path / "a.jsonl", [to_json(FRESH).encode()]), write(tmp_path / "compile.jsonl", [line])
+    merge([source], into)
+    assert sorted(into.read_bytes().splitlines()) == sorted([line, to_json(FRESH).encode()])
+    assert not jsonl.damaged_path(into).exists()
+
+
 def without_crc(value: dict[str, object]) -> dict[str, object]:
     return {name: each for name, each in value.items() if name != "crc"}
