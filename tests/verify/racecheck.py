@@ -123,13 +123,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--as-shipped", action="store_true", help="the kernels as they are")
     made.add_argument("--out", type=Path, default=Path(".kgen/racecheck"), help="folder of the logs")
     args, extra = made.parse_known_args(argv)
+    if args.jobs < 1 or args.shards < 1 or not args.budget >= 0:
+        made.error("--jobs and --shards must be above zero, --budget not below")
+    if args.controls is not None and not os.access(args.controls, os.X_OK):
+        made.error(f"{args.controls} is no program: compile racecheck_controls.cu with nvcc and name what it makes")
     tool = shutil.which(args.tool)
     if tool is None:
         print(f"No {args.tool} here: name it with --tool.", file=sys.stderr)
         return 3
     args.out.mkdir(parents=True, exist_ok=True)
     if args.controls is not None:
-        names = subprocess.run([args.controls], capture_output=True, text=True, check=True).stdout.split()
+        names = subprocess.run([args.controls.resolve()], capture_output=True, text=True, check=True).stdout.split()
         if extra:
             made.error(f"not for controls: {' '.join(extra)}")
         lines = [control_command(tool, args.controls, name) for name in names]

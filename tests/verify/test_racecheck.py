@@ -127,3 +127,18 @@ def test_every_thread_makes_its_share_of_an_arrival() -> None:
 def test_what_is_not_known_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not known|no meeting"):
         arrivals.every_thread_arrives(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--jobs", "0"], "above zero"),
+        (["--shards", "-1"], "above zero"),
+        (["--budget", "nan"], "above zero"),
+        (["--controls", "no_such_program"], "is no program"),
+    ],
+)
+def test_what_cannot_be_run_is_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        racecheck.main(["--tool", sys.executable, *words])
+    assert stopped.value.code == 2 and sentence in capsys.readouterr().err
