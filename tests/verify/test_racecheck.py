@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kgen.check.gluon_model.machine import Barrier, Machine
+from kgen.check.gluon_model.memory import Shared
+from tests.hopper.forms import FORMS
+from tests.hopper.running import Form, traces_of
+
 from . import arrivals, racecheck
 
 LOG = """========= COMPUTE-SANITIZER
@@ -142,3 +147,35 @@ def test_what_cannot_be_run_is_a_sentence(words: list[str], sentence: str, capsy
     with pytest.raises(SystemExit) as stopped:
         racecheck.main(["--tool", sys.executable, *words])
     assert stopped.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def unused_barriers(form: Form, layout: str, splits: int, monkeypatch: pytest.MonkeyPatch, text: str) -> int:
+    """How many of the barriers that CTA 0 initialises no partition names."""
+    made: dict[Machine, list[Barrier]] = {}
+    init = Machine.init_barrier
+
+    def noted(self: Machine, shared: Shared, count: int) -> None:
+        init(self, shared, count)
+        made.setdefault(self, []).append(list(self.barriers.values())[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Machine, "init_barrier", noted)
+        traces = traces_of(form, layout, (200, 130), splits, (70, 130) if layout == "v4" else (), text=text)
+    named = {id(event.barrier) for trace in traces for event in trace.events}
+    first = next(iter(made.values()))
+    return sum(id(barrier) not in named for barrier in first)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("layout", ["v32", "v4"])
+def test_a_cluster_initialises_no_barrier_that_it_does_not_use(
+    layout: str, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is handed over at warp_specialize would lie in its place, and racecheck stops at that (docs/verification.md)."""
+    forms = [form for form in FORMS[layout] if form.family == "sm90_cluster_fp8"]
+    assert {dict(form.tunables)["latent"] for form in forms} == {"bf16", "fp16"}
+    for form in forms:
+        text = form.text(layout)
+        assert unused_barriers(form, layout, splits, monkeypatch, text) == 0
+        more = text.replace("    free_q = new_barrier(2)\n", "    free_q = new_barrier(2)\n    new_barrier(1)\n")
+        assert unused_barriers(form, layout, splits, monkeypatch, more) == 1
