@@ -1,34 +1,44 @@
-"""compute-sanitizer's racecheck over the sanitizer suite, one kernel per process, and what it reports by line of an emitted module.
+"""compute-sanitizer's racecheck over the sanitizer suite, a process per Hopper kernel, and what it reports by line of a module.
 
-    PYTHONPATH=.:tests python -m verify.racecheck --tool PATH/compute-sanitizer --jobs 14
+    PYTHONPATH=.:tests python -m verify.racecheck --tool PATH/compute-sanitizer --jobs 16 --record FILE
+    PYTHONPATH=.:tests python -m verify.racecheck --unseen FILE
 
 Not a pytest file: CI has no GPU. The kernels run in the form that the tool can follow (`arrivals.py`), or with --as-shipped as they
-are. Only the emitted attention and merge kernels are instrumented; torch's run as they are. Options that are not known here go to
-the tool. Prints one line per process and one per pair of lines that the tool takes for a race. Exit code: 0 nothing is reported and
-every case ran, 1 something is reported or a case failed, 3 something did not end. docs/verification.md says which version of the
-tool follows what.
+are; a kernel of each family also with a planted fault, which must be reported (`racecheck_plan.py`). Only the emitted attention and
+merge kernels are instrumented; torch's run as they are. Options that are not known here go to the tool.
+
+Prints a line per process as it ends and one per pair of lines that the tool takes for a race, and keeps the record as it goes.
+Exit code: 0 nothing is reported but what was planted, and every case ran; 1 something is reported, a case failed or a planted fault
+was not reported; 3 something did not end. --unseen runs nothing: it says of which kernels of the emitted package the record has no
+clean run, and writes that into it. docs/verification.md says which version of the tool follows what.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from .racecheck_plan import Work, fingerprint, plan, plant
 
 KERNELS = ("attention_kernel", "combine_kernel")
 """Names of the emitted kernels that serve a call of attention."""
 
-SHARDS = 64
-"""No fewer than the suite has kernels, so that no process has two."""
+FIRST_PORT, PORTS = 20000, 20
+"""The tool talks to its process through a port, of which processes side by side must have different ones."""
 
 _HEAD = re.compile(
     r"^=+ (?P<level>Error|Warning|Info): Race reported between (?P<kind>Read|Write) access at (?P<site>.+?)\s*$"
@@ -80,26 +90,30 @@ def _place(site: str) -> str:
     return site if found is None else found["line"] or found["kernel"]
 
 
-def command(tool: str, shard: str, shipped: bool, extra: Sequence[str] = ()) -> list[str]:
-    """The tool's command line for one share of the suite."""
-    child = ["-m", "kgen.verify_child"] if shipped else [str(Path(__file__).with_name("arrivals.py"))]
+def command(tool: str, work: Work, at: int, shipped: bool, extra: Sequence[str] = ()) -> list[str]:
+    """The tool's command line for the `at`-th process."""
     names = [word for kernel in KERNELS for word in ("--kernel-name", f"kernel_substring={kernel}")]
     options = ["--tool", "racecheck", "--show-backtrace", "no", "--print-limit", "1000", *names, *extra]
-    return [tool, *options, sys.executable, *child, "--suite", "sanitizer", "--shard", shard]
+    if work.block is not None and "--racecheck-filter-cluster-id" not in extra:
+        options += ["--racecheck-filter-cluster-id", str(work.block)]
+    options += ["--port", str(FIRST_PORT + PORTS * at)]
+    child = [str(Path(__file__).with_name("racecheck_child.py")), *(["--as-shipped"] if shipped else [])]
+    return [tool, *options, sys.executable, *child, *(case.slug for case in work.cases)]
 
 
-def control_command(tool: str, program: Path, name: str) -> list[str]:
+def control_command(tool: str, program: Path, name: str, at: int) -> list[str]:
     """The tool's command line for one of `racecheck_controls.cu`."""
-    return [tool, "--tool", "racecheck", "--show-backtrace", "no", "--print-limit", "1000", str(program), name]
+    options = ["--tool", "racecheck", "--show-backtrace", "no", "--print-limit", "1000"]
+    return [tool, *options, "--port", str(FIRST_PORT + PORTS * at), str(program), name]
 
 
-def run(line: Sequence[str], log: Path, until: float) -> tuple[int, float]:
+def run(line: Sequence[str], log: Path, until: float, environment: dict[str, str] | None = None) -> tuple[int, float]:
     """Run a command line and leave its log; exit code (-9: it was stopped) and seconds."""
     begin = time.monotonic()
     if begin >= until:
         return -9, 0.0
     with log.open("w") as out:
-        child = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
         try:
             code = child.wait(timeout=until - begin)
         except subprocess.TimeoutExpired:
@@ -109,70 +123,189 @@ def run(line: Sequence[str], log: Path, until: float) -> tuple[int, float]:
     return code, time.monotonic() - begin
 
 
+# ---------------------------------------------------------------------------------------------- the record
+
+
+def outcome(work: Work, log: Path, code: int, seconds: float) -> dict[str, Any]:
+    """What a record has of a process."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    found = parsed(text)
+    return {
+        "kernels": [fingerprint(kernel) for kernel in work.kernels],
+        "cases": [case.slug for case in work.cases],
+        "passed": len(re.findall(r"^case passed ", text, re.M)),
+        "planted": work.planted,
+        "block": work.block,
+        "ended": found.ended and code != -9,
+        "exit_code": code,
+        "seconds": round(seconds, 1),
+        "hazards": sum(found.pairs.values()),
+        "pairs": [asdict(pair) | {"hazards": number} for pair, number in found.pairs.most_common()],
+        "said": [f"{times} x {said[:150]}" for said, times in Counter(found.said).most_common(3)],
+    }
+
+
+def clean(process: dict[str, Any]) -> bool:
+    """Whether every case of a process passed, it ended by itself and nothing was reported."""
+    ran = process["ended"] and process["exit_code"] == 0 and process["passed"] == len(process["cases"]) > 0
+    return bool(ran and not process["hazards"] and not process["pairs"])
+
+
+def unseen(record: dict[str, Any], works: Sequence[Work]) -> list[str]:
+    """Kernels of a plan, as they are emitted now, of which the record has no clean run of these cases."""
+    seen = set()
+    for process in record["processes"]:
+        if clean(process) and not process["planted"]:
+            seen |= {
+                (json.dumps(kernel, sort_keys=True), slug) for kernel in process["kernels"] for slug in process["cases"]
+            }
+    missing = []
+    for work in works:
+        for kernel in work.kernels if not work.planted else ():
+            print_of = fingerprint(kernel)
+            if not {(json.dumps(print_of, sort_keys=True), case.slug) for case in work.cases} <= seen:
+                missing.append(f"{print_of['module']} {print_of['text']} {print_of['constants']}")
+    return sorted(missing)
+
+
+def write(record: dict[str, Any], to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    half = to.with_name(f"{to.name}.half")
+    half.write_text(json.dumps(record, indent=1) + "\n")
+    half.replace(to)
+
+
+def head_of(tool: str, jobs: int, shipped: bool, extra: Sequence[str]) -> dict[str, Any]:
+    """What a record says of the whole run."""
+    import torch
+
+    from kgen.verify import environment_here
+    from kgen.verify_child import subject_of
+
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Version (\S+)", said)
+    environment = environment_here("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        "tool": version[1] if version else "",
+        "form": "as shipped" if shipped else "every thread arrives",
+        "options": list(extra),
+        "jobs": jobs,
+        "environment": environment,
+        "subject": subject_of("generated", environment),
+    }
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m verify.racecheck", description=__doc__)
     made.add_argument("--tool", default="compute-sanitizer", help="the tool's executable")
     made.add_argument("--jobs", type=int, default=4, help="processes at a time")
-    made.add_argument("--shards", type=int, default=SHARDS, help="shares of the suite")
+    made.add_argument("--only", default="", metavar="REGEX", help="only processes whose name it is found in")
     made.add_argument(
         "--budget", type=float, default=3600.0, metavar="S", help="seconds after which processes are stopped"
     )
+    made.add_argument("--each", type=float, default=3600.0, metavar="S", help="seconds that one process may take")
     made.add_argument(
         "--controls", type=Path, metavar="PROGRAM", help="racecheck_controls.cu, compiled: run these instead"
     )
     made.add_argument("--as-shipped", action="store_true", help="the kernels as they are")
     made.add_argument("--out", type=Path, default=Path(".kgen/racecheck"), help="folder of the logs")
+    made.add_argument("--record", type=Path, metavar="FILE", help="where to keep the record")
+    made.add_argument("--unseen", type=Path, metavar="FILE", help="say what this record has not seen, and run nothing")
     args, extra = made.parse_known_args(argv)
-    if args.jobs < 1 or args.shards < 1 or not args.budget >= 0:
-        made.error("--jobs and --shards must be above zero, --budget not below")
+    if args.jobs < 1 or not args.budget >= 0 or not args.each >= 0:
+        made.error("--jobs must be above zero, --budget and --each not below")
+    if args.unseen is not None:
+        record = json.loads(args.unseen.read_text())
+        record["unseen"] = unseen(record, plan())
+        write(record, args.unseen)
+        print("\n".join(record["unseen"] or ["Every kernel of the suite, as it is emitted, has a clean run."]))
+        return 0
     if args.controls is not None and not os.access(args.controls, os.X_OK):
         made.error(f"{args.controls} is no program: compile racecheck_controls.cu with nvcc and name what it makes")
     tool = shutil.which(args.tool)
     if tool is None:
         print(f"No {args.tool} here: name it with --tool.", file=sys.stderr)
         return 3
+    until = time.monotonic() + args.budget
     args.out.mkdir(parents=True, exist_ok=True)
     if args.controls is not None:
-        names = subprocess.run([args.controls.resolve()], capture_output=True, text=True, check=True).stdout.split()
         if extra:
             made.error(f"not for controls: {' '.join(extra)}")
-        lines = [control_command(tool, args.controls, name) for name in names]
-    else:
-        names = [str(part) for part in range(args.shards)]
-        lines = [command(tool, f"{name}/{args.shards}", args.as_shipped, extra) for name in names]
+        return controls(tool, args, until)
+    whole = plan()
+    works = [work for work in whole if re.search(args.only, work.name)]
+    record = head_of(tool, args.jobs, args.as_shipped, extra) | {"seconds": 0.0, "processes": []}
+    lock, begin = threading.Lock(), time.monotonic()
+
+    def one(at: int) -> dict[str, Any]:
+        work, log = works[at], args.out / f"{works[at].name}.txt"
+        log.unlink(missing_ok=True)
+        environment = dict(os.environ)
+        limit = min(until, time.monotonic() + args.each)
+        try:
+            if work.planted:
+                folder = plant(work, args.out / f"{work.name}.package").resolve()
+                environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
+            code, seconds = run(command(tool, work, at, args.as_shipped, extra), log, limit, environment)
+        except ValueError as error:  # there is no place for the fault: the others are run all the same
+            log.write_text(f"========= {error}\n")
+            code, seconds = 1, 0.0
+        found = outcome(work, log, code, seconds)
+        with lock:
+            record["processes"].append(found)
+            record["seconds"] = round(time.monotonic() - begin, 1)
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that have ended
+            record["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)
+            if args.record is not None:
+                write(record | {"unseen": unseen(record, whole)}, args.record)
+            tell(work.name, found, record["seconds"])
+        return found
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        ended = list(pool.map(one, range(len(works))))
+    return close(ended)
+
+
+def tell(name: str, found: dict[str, Any], at: float) -> None:
+    """A line for a process that has ended, and one for each pair of lines that is reported."""
+    cases = f"{found['passed']} of {len(found['cases'])} cases passed"
+    state = f"{found['hazards']} hazards" if found["ended"] else f"did not end, {found['hazards']} hazards"
+    print(
+        f"{at:.0f} s: {name}: {state}, {cases}, exit code {found['exit_code']} after {found['seconds']:.0f} s",
+        flush=True,
+    )
+    for pair in found["pairs"][:12]:
+        print(f"    {pair['level']}: {pair['first']} and {pair['second']}: {pair['hazards']} hazards", flush=True)
+    for sentence in found["said"]:
+        print(f"    {sentence}", flush=True)
+
+
+def close(ended: Sequence[dict[str, Any]]) -> int:
+    """Print what a run comes to; its exit code."""
+    real = [found for found in ended if not found["planted"]]
+    faults = [found for found in ended if found["planted"]]
+    unended = sum(not found["ended"] for found in real) + sum(not f["ended"] and not f["hazards"] for f in faults)
+    reported = sum(bool(found["hazards"]) for found in real)
+    failed = sum(found["ended"] and not found["hazards"] and not clean(found) for found in real)
+    missed = sum(found["ended"] and not found["hazards"] for found in faults)
+    print(
+        f"{sum(map(clean, real))} of {len(real)} processes clean, {sum(found['passed'] for found in real)} cases passed, "
+        f"{reported} with hazards, {failed} with a failed case; {sum(bool(f['hazards']) for f in faults)} of {len(faults)} "
+        f"planted faults reported; {unended} did not end."
+    )
+    return 1 if reported or failed or missed else 3 if unended else 0
+
+
+def controls(tool: str, args: argparse.Namespace, until: float) -> int:
+    """Run the controls and print what is reported of each; 0 if that is every one that is unordered by its name, and no other."""
+    names = subprocess.run([args.controls.resolve()], capture_output=True, text=True, check=True).stdout.split()
+    lines = [control_command(tool, args.controls, name, at) for at, name in enumerate(names)]
     logs = [args.out / f"{name}.txt" for name in names]
-    until = time.monotonic() + args.budget
     with ThreadPoolExecutor(args.jobs) as pool:
         ran = list(pool.map(run, lines, logs, [until] * len(lines)))
-    return tell(logs, ran) if args.controls is None else tell_controls(logs, ran)
-
-
-def tell(logs: Sequence[Path], ran: Sequence[tuple[int, float]]) -> int:
-    """Print what the logs of a run hold; the exit code of the whole."""
-    total: Counter[Pair] = Counter()
-    ended, failed, cases = 0, 0, 0
-    for path, (code, seconds) in zip(logs, ran, strict=True):
-        text = path.read_text(errors="replace") if path.exists() else ""
-        log = parsed(text)
-        passed = [int(number) for number in re.findall(r"^sanitizer: (\d+) passed", text, re.M)]
-        ended += log.ended and code != -9
-        failed += code not in (0, -9) and not log.pairs
-        cases += sum(passed)
-        total += log.pairs
-        print(
-            f"{path.stem}: exit code {code} after {seconds:.0f} s, {sum(passed)} cases, {len(log.pairs)} pairs"
-            + ("" if log.ended else ", did not end")
-        )
-        for sentence, times in Counter(log.said).most_common(3):
-            print(f"    {times} x {sentence[:150]}")
-    for pair, hazards in total.most_common():
-        print(f"{pair.level}: {pair.first} and {pair.second}: {hazards} hazards")
-    print(f"{ended} of {len(ran)} processes ended, {cases} cases passed, {len(total)} pairs of lines reported.")
-    return 1 if total or failed else 0 if ended == len(ran) else 3
-
-
-def tell_controls(logs: Sequence[Path], ran: Sequence[tuple[int, float]]) -> int:
-    """Print what is reported of each control; 0 if that is every one that is unordered by its name, and no other."""
     wrong = 0
     for path, (code, seconds) in zip(logs, ran, strict=True):
         log = parsed(path.read_text(errors="replace")) if path.exists() else Log(Counter(), False)

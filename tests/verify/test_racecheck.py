@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import generated
 from kgen.check.gluon_model.machine import Barrier, Machine
 from kgen.check.gluon_model.memory import Shared
+from kgen.render import render_module
+from kgen.runtime.families import FAMILIES
+from kgen.verify_forms import formed_cases
+from kgen.verify_shards import kernels_of
 from tests.hopper.forms import FORMS
 from tests.hopper.running import Form, traces_of
 
-from . import arrivals, racecheck
+from . import arrivals, racecheck, racecheck_plan
+
+GENERATED = Path(str(generated.__file__)).parent
 
 LOG = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Write access at attention_kernel+0x4b60 in sm90_few_v4.py:302
@@ -42,41 +53,176 @@ def test_reports_are_added_up_by_line() -> None:
 
 
 def stub(folder: Path, text: str, code: int = 0) -> str:
-    """A tool that says `text`."""
+    """A tool that says `text`, and that the cases it is given passed where it says TELL."""
     said, tool = folder / "said", folder / "tool"
     said.write_text(text)
-    tool.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {folder}/line\ncat {said}\nexit {code}\n")
+    tool.write_text(
+        f"""#!/bin/sh
+[ "$1" = --version ] && {{ echo "Version 2026.4.0.0 (build 1)"; exit 0; }}
+printf '%s\\n' "$@" > {folder}/line
+for word in "$@"; do case "$word" in sanitizer/*|no_lse/*) grep -q TELL {said} && echo "case passed $word";; esac; done
+cat {said}
+exit {code}
+"""
+    )
     tool.chmod(0o755)
     return str(tool)
 
 
-CLEAN = "sanitizer: 3 passed\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+CLEAN = "TELL\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+FEW = "^..-sm90_few_v4$"
+
+
+def run(folder: Path, tool: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """The command on the processes of sm90_few_v4, and its record."""
+    line = ["--tool", tool, "--only", FEW, "--out", str(folder / "logs"), "--record", str(folder / "record.json")]
+    return racecheck.main([*line, *more]), json.loads((folder / "record.json").read_text())
 
 
 @pytest.mark.parametrize(
     ("text", "code", "ends"),
-    [(CLEAN, 0, 0), (LOG, 0, 1), (CLEAN, 1, 1), ("sanitizer: 3 passed\n", 0, 3), ("", -9, 3)],
-    ids=["clean", "reported", "a case failed", "no summary", "killed"],
+    [
+        (CLEAN, 0, 0),
+        (LOG, 0, 1),
+        (CLEAN, 1, 1),
+        (CLEAN.replace("TELL", ""), 0, 1),
+        ("TELL\n", 0, 3),
+        ("", -9, 3),
+    ],
+    ids=["clean", "reported", "a case failed", "a case is missing", "no summary", "killed"],
 )
 def test_only_what_ended_and_is_clean_counts_as_clean(tmp_path: Path, text: str, code: int, ends: int) -> None:
-    tool = stub(tmp_path, text, code if code >= 0 else 0)
-    budget = "60" if code >= 0 else "0"
-    assert (
-        racecheck.main(["--tool", tool, "--shards", "2", "--out", str(tmp_path / "logs"), "--budget", budget]) == ends
+    tool = stub(tmp_path, text, max(code, 0))
+    found, record = run(tmp_path, tool, "--budget", "60" if code >= 0 else "0")
+    assert found == ends
+    mine = [work for work in racecheck_plan.plan() if re.search(FEW, work.name)]
+    assert len(record["processes"]) == len(mine) >= 2
+    few = {f"{print_of['module']} {print_of['text']} {print_of['constants']}" for print_of in prints(mine)}
+    others = {f"{print_of['module']} {print_of['text']} {print_of['constants']}" for print_of in prints(real())} - few
+    assert set(record["unseen"]) == (others if ends == 0 else others | few)  # what was not run is unseen as well
+
+
+def prints(works: Sequence[racecheck_plan.Work]) -> list[dict[str, Any]]:
+    return [racecheck_plan.fingerprint(kernel) for work in works for kernel in work.kernels]
+
+
+def real() -> list[racecheck_plan.Work]:
+    return [work for work in racecheck_plan.plan() if not work.planted]
+
+
+def test_a_process_that_takes_too_long_is_stopped_alone(tmp_path: Path) -> None:
+    tool = stub(tmp_path, CLEAN)
+    Path(tool).write_text(Path(tool).read_text().replace("cat", "case $* in *none*) ;; *) sleep 20;; esac\ncat"))
+    found, record = run(tmp_path, tool, "--each", "1.5", "--jobs", "9")
+    ended = {process["ended"] for process in record["processes"]}
+    assert found == 3 and ended <= {True, False} and False in ended and record["seconds"] < 15
+
+
+def test_a_record_is_of_texts_and_cases(tmp_path: Path) -> None:
+    """Another text of a module, other constants or a case more is not what was seen."""
+    _, record = run(tmp_path, stub(tmp_path, CLEAN))
+    mine = [work for work in racecheck_plan.plan() if re.search(FEW, work.name)]
+    assert racecheck.unseen(record, mine) == []
+    for process in record["processes"]:
+        process["kernels"][0]["text"] = "0" * 16
+    assert len(racecheck.unseen(record, mine)) == len(mine)
+    _, record = run(tmp_path, stub(tmp_path, CLEAN))
+    record["processes"][0]["cases"].pop()
+    assert len(racecheck.unseen(record, mine)) == 1
+    _, record = run(tmp_path, stub(tmp_path, CLEAN))
+    record["processes"][0]["planted"] = "sm90_few"
+    assert len(racecheck.unseen(record, mine)) == 1
+
+
+def test_what_a_record_has_not_seen_is_written_into_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, record = run(tmp_path, stub(tmp_path, CLEAN))
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record | {"unseen": []}))
+    assert racecheck.main(["--unseen", str(path)]) == 0
+    assert json.loads(path.read_text()) == record and record["unseen"]
+    assert capsys.readouterr().out.count("sm90_rs_fp8_v32 ") == sum(
+        "sm90_rs_fp8_v32 " in line for line in record["unseen"]
     )
+
+
+@pytest.mark.parametrize(("text", "ends"), [(LOG, 0), (CLEAN, 1)], ids=["reported", "not reported"])
+def test_a_planted_fault_must_be_reported(tmp_path: Path, text: str, ends: int) -> None:
+    line = ["--tool", stub(tmp_path, text), "--only", "planted-sm90_few", "--out", str(tmp_path / "logs")]
+    assert racecheck.main(line) == ends
+    package = next((tmp_path / "logs").glob("*.package")) / "generated"
+    changed = [
+        p.name for p in package.rglob("*.py") if p.read_bytes() != (GENERATED / p.relative_to(package)).read_bytes()
+    ]
+    assert len(changed) == 1 and changed[0].startswith("sm90_few_")
+
+
+def test_a_fault_without_a_place_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(racecheck_plan.PLANTS, "sm90_few", ("no such text", ""))
+    line = [
+        "--tool",
+        stub(tmp_path, CLEAN),
+        "--only",
+        "planted-sm90_few|^..-sm90_few_bf16_d512$",
+        "--out",
+        str(tmp_path / "logs"),
+    ]
+    assert racecheck.main([*line, "--record", str(tmp_path / "record.json")]) == 3
+    found = {process["planted"]: process for process in json.loads((tmp_path / "record.json").read_text())["processes"]}
+    assert (
+        racecheck.clean(found[""])
+        and not found["sm90_few"]["ended"]
+        and "there 0 times" in found["sm90_few"]["said"][0]
+    )
+
+
+@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.gluon))
+def test_a_fault_can_be_planted_in_every_text_of_a_family(family: str) -> None:
+    for layout in FAMILIES[family].layouts:
+        text = render_module(family, layout, "sm90")
+        changed = racecheck_plan.planted(text, family)
+        compile(changed, family, "exec")
+        assert len(text.splitlines()) - len(changed.splitlines()) == 1
+
+
+def test_every_kernel_of_the_suite_has_a_process_and_every_family_a_fault() -> None:
+    works = racecheck_plan.plan()
+    suite = formed_cases("sanitizer", "cuda")
+    wanted = set(kernels_of(suite, "generated", "sm90", "h200"))
+    assert sorted(repr(k) for work in real() for k in work.kernels) == sorted(map(repr, wanted))  # each once
+    assert sum(len(work.cases) for work in real()) == len(suite)
+    assert all(len(work.kernels) == 1 for work in works if "sm90_" in work.name)
+    assert {work.planted for work in works} - {""} == {name for name, family in FAMILIES.items() if family.gluon}
+    assert len({work.name for work in works}) == len(works)
+
+
+def test_fewer_tokens_reach_the_same_kernel_and_several_items() -> None:
+    suite = formed_cases("sanitizer", "cuda")
+    smaller = racecheck_plan.cases()
+    assert kernels_of(suite, "generated", "sm90", "h200") == kernels_of(smaller, "generated", "sm90", "h200")
+    changed = [new for old, new in zip(suite, smaller, strict=True) if old != new]
+    assert len(changed) >= 3
+    for case in changed:
+        programs = 66 if case.spec.heads > 64 else 132  # clusters, or blocks of 64 heads each
+        assert case.spec.tokens >= programs + racecheck_plan.BLOCK + 1 and case.spec.topk >= 3 * 128
 
 
 def test_the_tool_gets_our_kernels_alone_and_the_rest_of_the_line(tmp_path: Path) -> None:
     tool = stub(tmp_path, CLEAN)
-    racecheck.main(
-        ["--tool", tool, "--shards", "1", "--out", str(tmp_path / "logs"), "--racecheck-filter-cluster-id", "3"]
-    )
+    run(tmp_path, tool, "--racecheck-num-workers", "2")
     words = (tmp_path / "line").read_text().split("\n")
     assert [words[i + 1] for i, word in enumerate(words) if word == "--kernel-name"] == [
         f"kernel_substring={name}" for name in racecheck.KERNELS
     ]
-    assert words[words.index("--racecheck-filter-cluster-id") + 1] == "3"
-    assert words.index("--racecheck-filter-cluster-id") < words.index(sys.executable)
+    assert words[words.index("--racecheck-num-workers") + 1] == "2"
+    assert words.index("--racecheck-num-workers") < words.index(sys.executable)
+
+
+def test_of_many_tokens_one_block_is_looked_at() -> None:
+    for at, work in enumerate(racecheck_plan.plan()):
+        line = racecheck.command("tool", work, at, False)
+        assert ("--racecheck-filter-cluster-id" in line) == any(case.spec.tokens > 16 for case in work.cases)
+        assert line[line.index("--port") + 1] == str(20000 + 20 * at)
+        assert line[-len(work.cases) :] == [case.slug for case in work.cases]
 
 
 def test_controls_are_judged_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +284,7 @@ def test_what_is_not_known_is_refused(text: str) -> None:
     ("words", "sentence"),
     [
         (["--jobs", "0"], "above zero"),
-        (["--shards", "-1"], "above zero"),
+        (["--each", "nan"], "above zero"),
         (["--budget", "nan"], "above zero"),
         (["--controls", "no_such_program"], "is no program"),
     ],

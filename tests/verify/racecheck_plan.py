@@ -1,0 +1,131 @@
+"""What racecheck is run on: the sanitizer suite by compiled kernel, and kernels with a planted fault, which it must report."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kgen.verify_cases import VerifyCase
+from kgen.verify_forms import formed_cases
+from kgen.verify_shards import KernelForm, kernels_of
+
+ARCH, DEVICE = "sm90", "h200"
+BLOCK = 3
+"""Of a case with more than FEW tokens this block (or cluster) of the grid alone is looked at; it has two items and more."""
+FEW = 16
+MOST_KEYS, TOKENS = 150 * 1024, 70
+"""A case with more tokens times keys has TOKENS tokens here: more items than a persistent grid has programs, all the same."""
+
+PLANTS: dict[str, tuple[str, str]] = {
+    "sm90_few": (r"\n *mbarrier\.wait\(placed, 0\)\n", "\n"),
+    "sm90_ws": (r"\n *mbarrier\.wait\(ready_s1, phase\)\n", "\n"),
+    "sm90_ws_fp8": (r"\n *mbarrier\.wait\(p_full\.index\(st\), .*\n", "\n"),
+    "sm90_pair_fp8": (r"\n *mbarrier\.wait\(ready_s1, phase\)\n", "\n"),
+    "sm90_rs_fp8": (r"\n *mbarrier\.wait\(ready_s1, .*\n", "\n"),
+    "sm90_cluster_fp8": (r"\n *sync_threads\(\)(?=\n *gl\.warp_specialize)", ""),
+}
+"""By family: a wait that is taken out, or in the kernel of clusters the meeting before what warp_specialize hands over."""
+
+_SECONDS = {"sm90_cluster_fp8": 9, "sm90_rs_fp8": 8, "sm90_pair_fp8": 7, "sm90_ws": 6, "sm90_ws_fp8": 5, "sm90_few": 4}
+"""By family, how the times of its processes compare; one case more, or many tokens, count 1 each."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process runs: the cases of some kernels. `planted`: the family whose fault is planted."""
+
+    name: str
+    kernels: tuple[KernelForm, ...]
+    cases: tuple[VerifyCase, ...]
+    planted: str = ""
+
+    @property
+    def block(self) -> int | None:
+        """Which block is looked at; None: all."""
+        return BLOCK if any(case.spec.tokens > FEW for case in self.cases) else None
+
+
+def cases() -> list[VerifyCase]:
+    """The sanitizer suite, its largest cases with fewer tokens."""
+    return [smaller(case) for case in formed_cases("sanitizer", "cuda")]
+
+
+def smaller(case: VerifyCase) -> VerifyCase:
+    spec = case.spec
+    if spec.tokens * (spec.topk + spec.extra_topk) <= MOST_KEYS:
+        return case
+    return replace(case, spec=replace(spec, tokens=TOKENS), slug=f"{case.slug}/{TOKENS}-tokens")
+
+
+def family_of(module: str) -> str:
+    """The longest family name that a module's begins with; "" for plain Triton kernels."""
+    return max((family for family in PLANTS if module.startswith(family + "_")), key=len, default="")
+
+
+def plan(package: str = "generated", arch: str = ARCH, device_class: str = DEVICE) -> list[Work]:
+    """Hopper kernels, a process each, the longest first; then planted faults; then plain Triton kernels, some to a process."""
+    suite = cases()
+    groups: dict[KernelForm, list[VerifyCase]] = {}
+    for case, kernel in zip(suite, kernels_of(suite, package, arch, device_class), strict=True):
+        if kernel is None:
+            raise ValueError(f"No kernel serves {case.slug}.")
+        groups.setdefault(kernel, []).append(case)
+    hopper = sorted((k for k in groups if family_of(k.module)), key=lambda k: -_cost(k, groups[k]))
+    plain = sorted((k for k in groups if not family_of(k.module)), key=lambda k: -_cost(k, groups[k]))
+    made = [Work("", (kernel,), tuple(groups[kernel])) for kernel in hopper]
+    for family in dict.fromkeys(family_of(kernel.module) for kernel in hopper):
+        least = min((k for k in hopper if family_of(k.module) == family), key=lambda k: _cost(k, groups[k][:1]))
+        made.append(Work("", (least,), tuple(groups[least][:1]), family))
+    large = [k for k in plain if any(case.spec.tokens > FEW for case in groups[k])]
+    for kernels, size in ((large, 2), ([k for k in plain if k not in large], 4)):
+        for at in range(0, len(kernels), size):
+            some = tuple(kernels[at : at + size])
+            made.append(Work("", some, tuple(case for kernel in some for case in groups[kernel])))
+    return [replace(work, name=f"{at:02}-{_named(work)}") for at, work in enumerate(made)]
+
+
+def _cost(kernel: KernelForm, served: Sequence[VerifyCase]) -> int:
+    many = sum(case.spec.tokens > FEW for case in served)
+    return _SECONDS.get(family_of(kernel.module), 2) + len(served) + many
+
+
+def _named(work: Work) -> str:
+    module = work.kernels[0].module + (f"-and-{len(work.kernels) - 1}" if len(work.kernels) > 1 else "")
+    return f"planted-{module}" if work.planted else module
+
+
+# ---------------------------------------------------------------------------------------------- emitted texts
+
+
+def folder_of(package: str, arch: str = ARCH) -> Path:
+    return Path(str(importlib.import_module(package).__file__)).parent / arch
+
+
+def fingerprint(kernel: KernelForm, package: str = "generated", arch: str = ARCH) -> dict[str, Any]:
+    """A kernel of a record: its module, that one's text, its constants and launch options."""
+    text = (folder_of(package, arch) / f"{kernel.module}.py").read_bytes()
+    return {"module": kernel.module, "text": hashlib.sha256(text).hexdigest()[:16], "constants": kernel.constants}
+
+
+def planted(text: str, family: str) -> str:
+    """A module's text with the family's fault; ValueError where its place is not there, or not there once."""
+    pattern, into = PLANTS[family]
+    made, times = re.subn(pattern, into, text)
+    if times != 1:
+        raise ValueError(f"{family}: {pattern} is there {times} times, not once.")
+    return made
+
+
+def plant(work: Work, to: Path, package: str = "generated", arch: str = ARCH) -> Path:
+    """A copy of the emitted package with the fault of a work; returns the folder that holds it."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder_of(package, arch).parent, to / package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = to / package / arch / f"{work.kernels[0].module}.py"
+    path.write_text(planted(path.read_text(), work.planted))
+    return to
