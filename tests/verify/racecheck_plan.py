@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,11 @@ PLANTS: dict[str, tuple[str, str]] = {
 }
 """By family: a wait that is taken out, or in the kernel of clusters the meeting before what warp_specialize hands over."""
 
-_SECONDS = {"sm90_cluster_fp8": 9, "sm90_rs_fp8": 8, "sm90_pair_fp8": 7, "sm90_ws": 6, "sm90_ws_fp8": 5, "sm90_few": 4}
-"""By family, how the times of its processes compare; one case more, or many tokens, count 1 each."""
+_SECONDS = {
+    "sm90_rs_fp8": 31, "sm90_cluster_fp8": 34, "sm90_pair_fp8": 26, "sm90_ws": 24, "sm90_ws_fp8": 20, "sm90_few": 16, "": 12,
+}  # fmt: skip
+_SECONDS_MORE, _SECONDS_PLANTED = 4, 5
+"""By family, of a process with one case of sixteen side by side on an H200; of each case more, and of the reports."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +71,34 @@ def family_of(module: str) -> str:
 
 
 def plan(package: str = "generated", arch: str = ARCH, device_class: str = DEVICE) -> list[Work]:
-    """Hopper kernels, a process each, the longest first; then planted faults; then plain Triton kernels, some to a process."""
+    """Hopper kernels and planted faults, a process each, the longest first; then plain Triton kernels, small ones by fours."""
     suite = cases()
     groups: dict[KernelForm, list[VerifyCase]] = {}
     for case, kernel in zip(suite, kernels_of(suite, package, arch, device_class), strict=True):
         if kernel is None:
             raise ValueError(f"No kernel serves {case.slug}.")
         groups.setdefault(kernel, []).append(case)
-    hopper = sorted((k for k in groups if family_of(k.module)), key=lambda k: -_cost(k, groups[k]))
-    plain = sorted((k for k in groups if not family_of(k.module)), key=lambda k: -_cost(k, groups[k]))
+    hopper = [kernel for kernel in groups if family_of(kernel.module)]
     made = [Work("", (kernel,), tuple(groups[kernel])) for kernel in hopper]
     for family in dict.fromkeys(family_of(kernel.module) for kernel in hopper):
-        least = min((k for k in hopper if family_of(k.module) == family), key=lambda k: _cost(k, groups[k][:1]))
+        least = min((k for k in hopper if family_of(k.module) == family), key=lambda k: _work_of(groups[k][0]))
         made.append(Work("", (least,), tuple(groups[least][:1]), family))
-    large = [k for k in plain if any(case.spec.tokens > FEW for case in groups[k])]
-    for kernels, size in ((large, 2), ([k for k in plain if k not in large], 4)):
-        for at in range(0, len(kernels), size):
-            some = tuple(kernels[at : at + size])
-            made.append(Work("", some, tuple(case for kernel in some for case in groups[kernel])))
+    made.sort(key=lambda work: -_seconds(work))
+    plain = [kernel for kernel in groups if not family_of(kernel.module)]
+    large = [kernel for kernel in plain if any(case.spec.tokens > FEW for case in groups[kernel])]
+    small = [kernel for kernel in plain if kernel not in large]
+    for some in [(kernel,) for kernel in large] + [tuple(small[at : at + 4]) for at in range(0, len(small), 4)]:
+        made.append(Work("", some, tuple(case for kernel in some for case in groups[kernel])))
     return [replace(work, name=f"{at:02}-{_named(work)}") for at, work in enumerate(made)]
 
 
-def _cost(kernel: KernelForm, served: Sequence[VerifyCase]) -> int:
-    many = sum(case.spec.tokens > FEW for case in served)
-    return _SECONDS.get(family_of(kernel.module), 2) + len(served) + many
+def _work_of(case: VerifyCase) -> int:
+    return case.spec.tokens * (case.spec.topk + case.spec.extra_topk) * case.spec.heads
+
+
+def _seconds(work: Work) -> int:
+    first = _SECONDS[family_of(work.kernels[0].module)]
+    return first + _SECONDS_MORE * (len(work.cases) - 1) + (_SECONDS_PLANTED if work.planted else 0)
 
 
 def _named(work: Work) -> str:
