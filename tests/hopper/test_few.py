@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -10,19 +11,23 @@ import torch
 
 from kgen.archs import load_arch
 from kgen.build import attention_job, compile_all
-from kgen.check import CaseSpec, make_case
+from kgen.check import CaseSpec, Inputs, make_case
+from kgen.check.gluon_model import run_module
 from kgen.check.gluon_model.ptx import inline_asm_elementwise
 from kgen.check.gluon_model.types import int32
 from kgen.check.gluon_model.values import Tensor
+from kgen.check.pack import pack_paged
 from kgen.check.protocol import check_protocol
 from kgen.render import render_module
 from kgen.runtime.call import AttentionCall
+from kgen.runtime.launch import attention_args
+from kgen.runtime.validate import build_call
 from kgen.space import spaces_of
 from kgen.starts import starting_points
 from kgen.types import Candidate, KernelSpec, ResourceUse
 
 from . import running
-from .running import Form, check, traces_of
+from .running import Form, check, parts_of, traces_of
 
 ARCH = load_arch("sm90")
 H200 = ARCH.device("h200")
@@ -194,3 +199,66 @@ def test_every_kind_of_form_is_tried_at_the_start() -> None:
     few = starts(KernelSpec("sm90", "v4", 16, 128, 64, 1, 512, 64))[:6]
     assert {(point.launch.maxnreg, point["tile_keys"]) for point in few} == {(None, 64), (128, 64), (None, 32)}
     assert {point.launch.maxnreg for point in starts(V32)[:4]} == {None, 128}
+
+
+RISING = (0.0, 3.0, 12.0, 20.0, 19.5, 300.0, 280.0, 301.0)
+"""Logits (log2) of one key in each tile: less than 8 above the maximum so far of that consumer, and more, and below it."""
+
+
+def rising(form: Form, with_max: bool) -> tuple[AttentionCall, torch.Tensor, torch.Tensor]:
+    """(the call, what its rows and their lse should be): token i has a key in each of the first i + 1 tiles."""
+    tiles, heads, d = len(RISING), 13, 576
+    kv = torch.zeros(tiles, d)
+    for tile, logit in enumerate(RISING):
+        kv[tile, -64:-61] = torch.tensor([logit // 16, logit % 16, 1.0])
+        kv[tile, 20 * tile] = 1.0 + tile
+    q = torch.zeros(tiles, heads, d)
+    q[..., -64], q[..., -63] = 16.0, 1.0
+    indices = torch.full((tiles, 64 * tiles), -1, dtype=torch.int32)
+    for token in range(tiles):
+        for tile in range(token + 1):
+            indices[token, 64 * tile + (7 * tile + 3) % 64] = tile
+    inputs = Inputs(q.bfloat16(), pack_paged(kv, "v32", 2), indices, math.log(2), "v32")
+    call = build_call(**inputs.kwargs(), return_lse=True, return_max_logits=with_max)
+    plan = form.plan(call, 1, exact=True)
+    run_module(form.text("v32"), plan.constants, attention_args(call, parts_of(call, 1), plan), form.grid(call, 1, 1))
+    logits = torch.tensor(RISING, dtype=torch.float64)
+    reach = torch.tril(torch.ones(tiles, tiles, dtype=torch.bool))
+    x = torch.where(reach, logits, float("-inf")) * math.log(2)
+    return call, torch.softmax(x, 1) @ kv[:, :512].double(), torch.logsumexp(x, 1)
+
+
+@pytest.mark.parametrize("latent", ["fp16", "bf16"])
+@pytest.mark.parametrize("with_max", [False, True], ids=["lags", "at once"])
+def test_a_maximum_that_moves(latent: str, with_max: bool) -> None:
+    """With fp16 latents the maximum of two consumers lags behind by up to 2^8, unless it is asked for itself."""
+    call, rows, lse = rising(PAIR.replace(places=16, latent=latent), with_max)
+    out = call.out.view(len(RISING), -1, 512).double()
+    assert ((out - rows[:, None]).abs() <= 2**-7 * rows[:, None].abs() + 1e-3).all()
+    assert call.lse is not None
+    assert (call.lse.view(len(RISING), -1).double() - lse[:, None]).abs().max() < 1e-4
+    if with_max:
+        assert call.max_logits is not None
+        best = torch.tensor(RISING).cummax(0).values * math.log(2)
+        assert torch.allclose(call.max_logits.view(len(RISING), -1), best[:, None].expand(-1, 13), rtol=1e-6)
+
+
+def test_the_maximum_lags() -> None:
+    """What the branch saves: with keys that grow by less than 2^8 it is taken once for each consumer, else for each tile; and where
+    it is left out of the text, keys that grow by more are wrong."""
+    text = PAIR.text("v32")
+    taken = "            if gl.max(moves.load"
+    assert text.count(taken) == 1
+    never = text.replace(taken, "            if (i == 0) & (gl.max(moves.load").replace(
+        ", 0) >= limit:", ", 0) >= limit):"
+    )
+    form = PAIR.replace(places=16)
+    errors = []
+    for said in (text, never):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Form, "text", lambda self, layout, said=said: said)
+            call, rows, _ = rising(form, False)
+        errors.append((call.out.view(len(RISING), -1, 512).double() - rows[:, None]).abs().amax((1, 2)))
+    assert (errors[0] < 0.1).all()
+    assert (errors[1][:2] < 0.1).all()
+    assert not (errors[1][5:] < 0.1).any()
