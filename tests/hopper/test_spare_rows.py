@@ -10,7 +10,11 @@ from .forms import USUAL
 from .running import Form, report
 
 PERSISTENT = [each for each in USUAL if "sm90_ws" in {getattr(value, "family", "") for value in each.values}]
-RESET = "            it += 1\n            spare = -1\n"
+# Where the producer forgets the row of the item before: with d512's second buffer it does so ahead of Q, otherwise behind it.
+RESET = {
+    "bf16_d512": ("        if j == 0:\n            spare = -1\n", ""),
+    "bf16_d576": ("            it += 1\n            spare = -1\n", "            it += 1\n"),
+}
 
 
 def poisoned(layout: str) -> tuple[CaseSpec, Inputs]:
@@ -41,6 +45,7 @@ def test_a_row_of_another_item_is_never_taken(layout: str, form: Form, splits: i
 def test_a_spare_row_that_is_kept_is_seen(layout: str, form: Form) -> None:
     spec, inputs = poisoned(layout)
     text = form.text(layout)
-    assert RESET in text
-    found = report(form, spec, programs=1, inputs=inputs, text=text.replace(RESET, "            it += 1\n"))
+    forgets, keeps = RESET[layout]
+    assert text.count(forgets) == 1
+    found = report(form, spec, programs=1, inputs=inputs, text=text.replace(forgets, keeps))
     assert not found.ok
