@@ -26,7 +26,7 @@ PLANTS: dict[str, tuple[str, str]] = {
     "sm90_ws": (r"\n *mbarrier\.wait\(ready_s1, phase\)\n", "\n"),
     "sm90_ws_fp8": (r"\n *mbarrier\.wait\(p_full\.index\(st\), .*\n", "\n"),
     "sm90_pair_fp8": (r"\n *mbarrier\.wait\(ready_s1, phase\)\n", "\n"),
-    "sm90_rs_fp8": (r"\n *mbarrier\.wait\(ready_s1, .*\n", "\n"),
+    "sm90_rs_fp8": (r"\n *mbarrier\.wait\(ready_s0, g & 1\)\n", "\n"),
     "sm90_cluster_fp8": (r"\n *sync_threads\(\)(?=\n *gl\.warp_specialize)", ""),
 }
 """By family: a wait that is taken out, or in the kernel of clusters the meeting before what warp_specialize hands over."""
