@@ -275,7 +275,7 @@ class Kernel:
         latent = SimpleNamespace(index=lambda i: self.q_latent[i])
         rope_q = SimpleNamespace(index=lambda i: self.q_rope)
         for first, last, with_rope in ((0, 4, False), (4, chunks, True)):
-            self.call.order_q(latent, latent, rope_q, None, None, 0, first, last, with_rope, self.fp16, self.heads)
+            self.call.order_q(latent, latent, rope_q, None, first, last, with_rope, self.fp16, self.heads)
         self.q = (latent, rope_q)
 
     def _q(self, first: int) -> Memory:
@@ -318,9 +318,9 @@ class Kernel:
     def factors(self) -> Any:
         return self.pair_scales if self.fp16 else self.scales
 
-    def scores(self) -> list[tuple[Block, Any]]:
+    def scores(self, first: int = 0) -> list[tuple[Block, Any]]:
         full = [SimpleNamespace(index=lambda _: None)] * 2
-        self.call.scores(self.tiles, self.scales, full, 0, 0, *self.q, 3, self.fp16, self.heads)
+        self.call.scores(self.tiles, self.scales, full, 0, 0, *self.q, first, 3, self.fp16, self.heads)
         return self.taken()
 
     def taken(self) -> list[tuple[Block, Any]]:
@@ -338,7 +338,7 @@ class Kernel:
         else:
             steps = self.call.uneven_steps(self.tiles, self.halves, self.factors(), 0, self.fp16)
             self.call.uneven_values(
-                self.tiles, self.halves, self.factors(), 0, p, p, 0, 0, 0, True, empty, steps, self.fp16, self.heads
+                self.tiles, self.halves, self.factors(), 0, p, 0, 0, 0, True, empty, steps, self.fp16, self.heads
             )
         return self.taken()
 
@@ -353,11 +353,13 @@ kernel = cache(Kernel)
 FORMS = [(layout, heads, fp16) for layout in DIMS for heads in (16, 32, 64) for fp16 in (True, False)]
 
 
+@pytest.mark.parametrize("first", [0, 4], ids=["left half first", "right half first"])
 @pytest.mark.parametrize(("layout", "heads", "fp16"), FORMS)
-def test_scores_multiply_the_same_dims_and_keys_lie_in_order(layout: str, heads: int, fp16: bool) -> None:
+def test_scores_multiply_the_same_dims_and_keys_lie_in_order(layout: str, heads: int, fp16: bool, first: int) -> None:
     made = kernel(layout, heads, fp16)
     seen = []
-    products = made.scores()
+    products = made.scores(first)
+    assert int(products[0][1].codes[0, 0]) == 64 * first
     assert len(products) == DIMS[layout] // 64 + 1
     for a, q in products:
         assert a.owned is not None and torch.equal(a.owned, Fragment(0, Accumulators(0, 0, 0), 2).of(64, 64))
