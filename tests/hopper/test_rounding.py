@@ -129,7 +129,8 @@ def test_growth_alone_would_round_it_in_fp8(layout: str, family: str, latent: st
 
 
 @pytest.mark.parametrize(
-    ("layout", "family"), [("v32", "sm90_ws_fp8"), ("v32", "sm90_pair_fp8"), ("v32", "sm90_rs_fp8"), ("v4", "sm90_rs_fp8")]
+    ("layout", "family"),
+    [("v32", "sm90_ws_fp8"), ("v32", "sm90_pair_fp8"), ("v32", "sm90_rs_fp8"), ("v4", "sm90_rs_fp8")],
 )
 def test_fp16_alone_has_no_share(layout: str, family: str) -> None:
     """Where no P is bf16 the rule is not there: a share that any growth exceeds changes no bit."""
