@@ -32,11 +32,16 @@ def test_only_a_call_that_asks_for_lse_leaves_the_lean_form() -> None:
     assert (lean.splits, lean.parts) == (exact.splits, exact.parts)
 
 
-def test_the_other_form_is_one_that_the_tuner_measures() -> None:
+V32_SPEC = KernelSpec("sm90", "v32", 128, 2048, 64, 256)
+V4_SPEC = KernelSpec("sm90", "v4", 64, 128, 256, 256, 512, 64)
+
+
+@pytest.mark.parametrize("spec", [V32_SPEC, V4_SPEC], ids=["v32", "v4"])
+def test_the_other_form_is_one_that_the_tuner_measures(spec: KernelSpec) -> None:
     """By the space itself: not by what the function says."""
     arch = load_arch("sm90")
     space = spaces_of("sm90")["sm90_rs_fp8"]
-    legal = set(space.feasible(KernelSpec("sm90", "v32", 128, 2048, 64, 256), arch, arch.device("h200")))
+    legal = set(space.feasible(spec, arch, arch.device("h200")))
     lean = [c for c in legal if c["lean"] and c["specialise"]]
     assert lean
     for candidate in lean:
@@ -46,11 +51,14 @@ def test_the_other_form_is_one_that_the_tuner_measures() -> None:
         assert other != candidate and other in legal
 
 
-def test_v4_has_no_lean_form() -> None:
-    """The form that sums in fp32 is as fast there."""
+@pytest.mark.parametrize("spec", [V32_SPEC, V4_SPEC, replace(V4_SPEC, heads=16)], ids=["v32", "v4", "few heads"])
+def test_the_lean_form_is_of_64_heads_and_fp16(spec: KernelSpec) -> None:
+    """It has the heads on the M side, and P in bf16 would be too coarse. Beside a lean form there is always the other one."""
     arch = load_arch("sm90")
-    spec = KernelSpec("sm90", "v4", 64, 128, 256, 256, 512, 64)
-    assert not any(c["lean"] for c in spaces_of("sm90")["sm90_rs_fp8"].feasible(spec, arch, arch.device("h200")))
+    legal = list(spaces_of("sm90")["sm90_rs_fp8"].feasible(spec, arch, arch.device("h200")))
+    forms = {(c["block_h"], c["latent"], c["lean"]) for c in legal}
+    assert {form[:2] for form in forms if form[2]} == ({(64, "fp16")} if spec.heads >= 64 else set())
+    assert {form[:2] for form in forms if not form[2]} >= {(min(spec.heads, 64), "fp16"), (min(spec.heads, 64), "bf16")}
 
 
 def test_no_other_form_changes() -> None:
