@@ -17,7 +17,7 @@ from kgen.verify_shards import KernelForm, kernels_of
 ARCH, DEVICE = "sm90", "h200"
 BLOCK = 3
 """Of a case with more than FEW tokens this block (or cluster) of the grid alone is looked at; it has two items and more."""
-FEW = 16
+FEW = 24
 MOST_KEYS, TOKENS = 150 * 1024, 70
 """A case with more tokens times keys has TOKENS tokens here: more items than a persistent grid has programs, all the same."""
 
@@ -54,8 +54,16 @@ class Work:
 
 
 def cases() -> list[VerifyCase]:
-    """The sanitizer suite, its largest cases with fewer tokens."""
-    return [smaller(case) for case in formed_cases("sanitizer", "cuda")]
+    """The sanitizer suite, its largest cases with fewer tokens, and between its token counts one more of two caches."""
+    suite = formed_cases("sanitizer", "cuda")
+    more = [with_tokens(case, 24) for case in suite if case.spec.tokens == 16 and case.spec.extra_topk]
+    return list({case.slug: case for case in [*map(smaller, suite), *more]}.values())
+
+
+def with_tokens(case: VerifyCase, tokens: int) -> VerifyCase:
+    return replace(
+        case, spec=replace(case.spec, tokens=tokens), slug=case.slug.replace(f"-t{case.spec.tokens}-", f"-t{tokens}-")
+    )
 
 
 def smaller(case: VerifyCase) -> VerifyCase:
