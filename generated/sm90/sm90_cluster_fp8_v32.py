@@ -65,7 +65,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_cluster_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'bc63387ef079a1db'
+TEMPLATE_HASH = '4e8636c9372f7ff5'
 TRITON_RANGE = ('3.6', '3.7')
 
 D_V = gl.constexpr(512)
@@ -1477,10 +1477,16 @@ def attention_kernel(
     mbarrier.init(free_0r, count=2)
     mbarrier.init(free_1l, count=2)
     mbarrier.init(free_1r, count=2)
-    mbarrier.init(sent, count=1)
+    if not SPLIT:
+        mbarrier.init(sent, count=1)
     full_q = new_barrier(32 * NW)  # every thread of the producer arrives when its own copies have
-    half_q_l = new_barrier(1)
-    half_q_r = new_barrier(1)
+    # No barrier is initialised that no partition uses: it would be dead from there on, and what Triton hands over at warp_specialize
+    # would lie in its place. Parts of a split are not staged where copies may be read from, and bf16 latents convert no Q.
+    half_q_l = full_q
+    half_q_r = full_q
+    if FP16:
+        half_q_l = new_barrier(1)
+        half_q_r = new_barrier(1)
     free_q = new_barrier(2)
     ready_s0 = new_barrier(1)
     ready_s1 = new_barrier(1)
@@ -1492,6 +1498,8 @@ def attention_kernel(
         n_items = n_items * splits
     first_item = cluster_number()
     stride = cluster_count() if PERSISTENT else n_items
+    # What Triton hands over lies where find_shared had its sums, and Triton puts no barrier of its own before it.
+    sync_threads()
     gl.warp_specialize(
         [
             (left_group, (

@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'dcc7aa265a5a0726'
+TEMPLATE_HASH = '8c6f12e51730f23f'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)

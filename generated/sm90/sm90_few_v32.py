@@ -19,13 +19,13 @@ memory (`places`, PLACES tiles of 64), then Q. An item with more tiles gets the 
                16 bits, publish tiles. Rope goes by cp.async into places of its own, a tile of the group ahead (32 heads,
                one consumer and two stages: when its stage is free)
     consumer   1 or 2 warpgroups, taking turns at the tiles: scores, softmax, values. With two, each has its own running
-               maximum and sums; at the end they exchange them, and each writes one half of the output columns
+               maximum (fp16: it lags behind by up to 2^8) and sums; at the end they exchange them, and each writes one half of the output columns
 
 Barriers (count of arrivals per phase):
     placed           1          consumer 0 -> producer: the first places are there
     q_there          1          consumer 0 -> consumer 1: Q is there, and so are all of the first PLACES places
     full[stage]      1 + threads of a group -> consumer: the tile is there (converted part: 1; cp.async: one per thread)
-    empty[stage]     1          consumer -> producer: done with the tile, and with its places
+    empty[stage]     128        consumer -> producer: done with the tile, and with its places
     ready            1          consumer W -> the other: my accumulators are in my last stage
     turn             1          group G -> the other: I have asked for the rows of a tile, ask for those of the next
 
@@ -50,7 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_few"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'dcc7aa265a5a0726'
+TEMPLATE_HASH = '8c6f12e51730f23f'
 TRITON_RANGE = ('3.6', '4.0')
 
 # the same calls under the names of both API generations (ask for the new name: the old ones live on as stubs that raise)
@@ -141,6 +141,14 @@ def dim_of(col, h: gl.constexpr):
 
 
 # ---------------------------------------------------------------------------------------------- inline PTX
+
+
+@gluon.jit
+def tell(bar):
+    """Arrive, behind a meeting of the partition. Expecting no bytes is an arrival like any other; but around mbarrier.arrive Triton
+    makes the threads meet twice, before it and behind it."""
+    sync_threads()
+    mbarrier.expect(bar, 0)
 
 
 @gluon.jit
@@ -445,7 +453,7 @@ def produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns
         # The rope's copies were asked for with the first rows, into a place of their own, so that their latency does not
         # begin when the stage is empty. No proxy fence here: the consumer fences after its wait.
         async_copy.mbarrier_arrive(full.index(st), increment_count=False)
-        mbarrier.arrive(full.index(st), count=1)
+        tell(full.index(st))
         next_j = j + GROUPS
         if next_j % REFILL == 0:
             if (next_j >= PLACES) & (next_j < refill[0][1]):
@@ -463,7 +471,7 @@ def produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns
         raw, scale = fetch(next_j, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
             if next_j < refill[0][1]:
-                mbarrier.arrive(other_turn, count=1)
+                tell(other_turn)
         return raw, scale, ahead
     else:
         raw, scale = fetch(j, refill, places, feet, rope, q + 1, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
@@ -491,7 +499,7 @@ def producer(G: gl.constexpr, refill, places, feet, tiles, bars, placed, turns, 
             mbarrier.wait(my_turn, 0)
         raw, scale = fetch(G, refill, places, feet, rope, 0, ROWS, GROUPS, ROPES, ROPES == STAGES, WARPS, SCALES_ONCE, DUAL, PLACES)
         if GROUPS == 2:
-            mbarrier.arrive(other_turn, count=1)
+            tell(other_turn)
         for i in range((n - G + GROUPS - 1) // GROUPS):
             for q in gl.static_range(TILE_KEYS // ROWS):
                 raw, scale, ahead = produce_piece(i, raw, scale, ahead, refill, places, feet, tiles, bars, turns, G, q, ROWS, STAGES, GROUPS,
@@ -601,7 +609,7 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
     span, ids, kv_io, slot_counts = refill
     first, n, tiles_main, length, extra_length = span
     post_places(index0, 0, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
-    mbarrier.arrive(placed, count=1)
+    tell(placed)
     if PLACES > FIRST:
         if n > FIRST:
             post_places(index1, FIRST, span, kv_io, slot_counts, places, feet, DUAL, PAGE, EXTRA_PAGE, FIRST, PLACES, IL)
@@ -623,7 +631,7 @@ def first_consumer(early, refill, feet, placed, scale_log2, out_io, stat_io, sin
     fence_async_shared()
     if CONSUMERS == 2:
         full, empty, ready_mine, ready_other, q_there = bars
-        mbarrier.arrive(q_there, count=1)
+        tell(q_there)
     consumer(0, scale_log2, out_io, stat_io, sink_io, item, places, tiles, queries, probs, stats, bars, FP16, HB, CONSUMERS, STAGES,
              ROPES, TILE_KEYS, SPLIT, PLACES)
 
@@ -661,6 +669,13 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         l = gl.zeros([HB], gl.float32, HL)  # summed up in each tile, while its values are multiplied
     else:
         l, _ = row_pairs(gl.zeros([64, HB], gl.float32, SL), HB)  # per thread, summed up once at the end
+    # A P of 2^8 is as good as one of 1 in fp16. In bf16 the P of the largest key, rounded, would be most of the error.
+    LAGS: gl.constexpr = FP16 and CONSUMERS == 2
+    moves = maxima
+    limit = 0
+    if LAGS:
+        moves = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        limit = gl.where(stat_io[13] != 0, 0x3F800000, 0x43800000)  # where the maximum itself is asked for: at once
     al = gl.zeros([256, HB], gl.float32, SL)
     ar = gl.zeros([256, HB], gl.float32, SL)
     for i in range(own):
@@ -678,24 +693,47 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
         valid = places.index(j % PLACES).load(gl.SliceLayout(1, SL)) >= 0
         s = warpgroup_mma_wait(0, deps=[s])
         x = gl.where(valid[:, None], s * scale_log2, float("-inf"))
-        m_new = gl.maximum(m, max_of_keys(x, maxima, HB, HL))
-        alpha = exp2(m - m_new)
-        p = exp2(x - m_new[None, :])
-        p_latent.store(p.to(p_latent.dtype))
-        fence_async_shared()
-        al = al * alpha[None, :]
-        al = warpgroup_mma(left.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), al, is_async=True)
-        ar = ar * alpha[None, :]
-        ar = warpgroup_mma(right.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), ar, is_async=True)
-        if SUM_EACH:
-            l = l * alpha + sum_of_keys(p, sums, HB, HL)
-        else:
-            alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+        if LAGS:
+            # P by the maximum so far. Only where one is 2^8 or more do the warps exchange their maxima, and P is made again.
+            p = exp2(x - m[None, :])
+            moves.store(gl.max(p.to(gl.int32, bitcast=True).reshape([4, 16 * HB]), 1))  # NaN is above everything
+            p_latent.store(p.to(p_latent.dtype))
+            fence_async_shared()
+            if gl.max(moves.load(gl.DistributedLinearLayout([[1], [2]], [[0]] * 5, [[0], [0]], [], [4])), 0) >= limit:
+                m_new = gl.maximum(m, max_of_keys(x, maxima, HB, HL))
+                alpha = exp2(m - m_new)
+                m = m_new
+                p = exp2(x - m[None, :])
+                p_latent.store(p.to(p_latent.dtype))
+                fence_async_shared()
+                al = al * alpha[None, :]
+                ar = ar * alpha[None, :]
+                alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+                l = l * alpha_rows
+                sync_threads()
+            al = warpgroup_mma(left.index(st).permute((1, 0)), p_latent, al, is_async=True)
+            ar = warpgroup_mma(right.index(st).permute((1, 0)), p_latent, ar, is_async=True)
             p_rows, p_others = row_pairs(p, HB)
-            l = l * alpha_rows + (p_rows + p_others)
-        m = m_new
+            l += p_rows + p_others
+        else:
+            m_new = gl.maximum(m, max_of_keys(x, maxima, HB, HL))
+            alpha = exp2(m - m_new)
+            p = exp2(x - m_new[None, :])
+            p_latent.store(p.to(p_latent.dtype))
+            fence_async_shared()
+            al = al * alpha[None, :]
+            al = warpgroup_mma(left.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), al, is_async=True)
+            ar = ar * alpha[None, :]
+            ar = warpgroup_mma(right.index(st).slice(0, TILE_KEYS).permute((1, 0)), p_latent.slice(0, TILE_KEYS), ar, is_async=True)
+            if SUM_EACH:
+                l = l * alpha + sum_of_keys(p, sums, HB, HL)
+            else:
+                alpha_rows, _ = row_pairs(gl.broadcast(alpha[None, :], p)[0], HB)
+                p_rows, p_others = row_pairs(p, HB)
+                l = l * alpha_rows + (p_rows + p_others)
+            m = m_new
         al, ar = warpgroup_mma_wait(0, deps=[al, ar])
-        mbarrier.arrive(empty.index(st), count=1)
+        async_copy.mbarrier_arrive(empty.index(st), increment_count=False)  # each thread by itself: it has written nothing
 
     if CONSUMERS == 1:
         let_merge_start(SPLIT)
@@ -717,7 +755,7 @@ def consumer(W: gl.constexpr, scale_log2, out_io, stat_io, sink_io, item, places
     if CONSUMERS == 2:
         stats.index(2 * W).store(m)
         stats.index(2 * W + 1).store(gl.sum(gl.sum(l, 1), 0))
-        mbarrier.arrive(ready_mine, count=1)
+        tell(ready_mine)
         mbarrier.wait(ready_other, 0)
         m0 = stats.index(0).load(OH)
         m1 = stats.index(2).load(OH)
@@ -890,7 +928,7 @@ def attention_kernel(
     feet = places
     stats = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, HB], VEC)
     full = new_barriers(STAGES, 1 + 32 * WARPS)
-    empty = new_barriers(STAGES, 1)
+    empty = new_barriers(STAGES, 128)
     p0 = gl.allocate_shared_memory(KT, [64, HB], PL)
     probs0 = (p0, p0)
 

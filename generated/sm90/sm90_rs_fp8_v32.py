@@ -16,26 +16,29 @@ visited, but an item without a key has one pair, fully masked. Three partitions 
 
   producer     copies rows by cp.async into a ring of STAGES tiles, and what is wanted per key: where its row is (-1: not valid)
                and its scales, converted once
-  left group   S0 = softmax(Q K0^T), holds O[:, :256]:  O += S0 V0, O += S1 V1
+  left group   S0 = softmax(Q K0^T), holds O[:, :256]:  O += S1 V1 of the pair before, O += S0 V0
   right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0, O += S1 V1
 
-Both groups take tile 0 before tile 1, so that a pair needs two hand-overs: the left group publishes S0 and its maximum, the
-right group derives its own maximum from that one and publishes S1. The left group finishes an item's statistics for both. Each
-group copies its chunks of Q, as bf16, where they are used: those of the next item as soon as it has multiplied this item's last
-values, so that they come while the output leaves. Then it turns them into the order of the fragments where they lie.
+Both groups take tile after tile, so that a pair needs two hand-overs: the left group publishes S0 and its maximum, the right
+group derives its own maximum from that one and publishes S1. The left group multiplies the values of tile 1 a pair later, behind
+its next softmax (those of an item's last tile at the item's end): it need not wait for S1 before its next scores, so that the
+groups can be half a pair apart, and one multiplies while the other takes exponentials. The left group finishes an item's
+statistics for both. Each group copies its chunks of Q, as bf16, where they are used: those of the next item as soon as it has
+multiplied this item's last values, and turns them into the order of the fragments, where they lie, before the output leaves.
 
   barrier        signalled by            when                                                  read by
   half_q_l, _r   left, right             its chunks of an item's Q are in order                right, left
   full[h][stage] producer                rows, scales and (left half) places of half a tile    left (tile 0), right (tile 1)
   empty[h][..]   left (h = 0), right     the rows of its half are in registers as values       producer
   ready_s0, _s1  left, right             S and the maximum are in shared memory                right, left
-  free_s0        right                   S0 V0 is done                                         left
+  free_s0, _s1   right, left             S V of that tile is done                              left, right
   ready_l1       right                   sum and true maximum of its tiles are there           left
   ready_l0       left                    factors and rows of the output are there              right
 
-S1 may be overwritten once ready_s0 of the next pair is there, which the left group signals behind S1 V1; the maxima likewise, and
-Q once the other group's last S is there. A tile's readers that did not wait for it have waited for an S that comes of it, and
-whoever releases a half has an S of all that read it before.
+A maximum may be overwritten once the other group's next S is there, and Q once its last one is. A tile's readers that did not wait
+for it have waited for an S that comes of it, and whoever releases a half has an S of all that read it before. The left half of
+tile 1 is released last, by the left group's late values. It makes room for a tile 0: there the right half comes first, in the
+producer and in the scores.
 """
 
 import triton
@@ -52,7 +55,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_rs_fp8"
 LAYOUT = 'v32'
 ARCH = 'sm90'
-TEMPLATE_HASH = 'ee12f2d9a8789a63'
+TEMPLATE_HASH = 'bf567d63019e3a19'
 TRITON_RANGE = ('3.6', '4.0')
 
 D_V = gl.constexpr(512)
@@ -407,6 +410,12 @@ def rough_log2(x):
 
 
 @gluon.jit
+def rough_inverse(x):
+    """One instruction, off by an ulp at most."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def release_dependents():
     """Let the merge be launched now: it waits for all of this kernel by itself (griddepcontrol.wait) before it reads a part."""
     gl.inline_asm_elementwise(
@@ -603,23 +612,28 @@ def produce(
     FP16: gl.constexpr, NW: gl.constexpr,
 ):
     """Tile number `tile`. Each half has a group that multiplies its values and then releases it. Rows are asked for before the
-    pair's scales are awaited."""
+    pair's scales are awaited, in the order in which there is room for them."""
     st = tile % STAGES
     phase = (tile // STAGES) & 1
-    mbarrier.wait(empty[0].index(st), phase ^ 1)
-    copy_left(start, offsets, st, places, tiles, NW)
-    async_copy.mbarrier_arrive(full[0].index(st), increment_count=False)
-    mbarrier.wait(empty[1].index(st), phase ^ 1)
-    copy_right(start, offsets, st, tiles, NW)
-    async_copy.mbarrier_arrive(full[1].index(st), increment_count=False)
     if TILE == 0:
+        mbarrier.wait(empty[1].index(st), phase ^ 1)
+        copy_right(start, offsets, st, tiles, NW)
+        async_copy.mbarrier_arrive(full[1].index(st), increment_count=False)
+        mbarrier.wait(empty[0].index(st), phase ^ 1)
+        copy_left(start, offsets, st, places, tiles, NW)
+        async_copy.mbarrier_arrive(full[0].index(st), increment_count=False)
         async_copy.wait_group(0)  # the rows just asked for are in no group yet
-    prepare_scales(landed, scales[0].index(st), TILE, 0, FP16, NW)
-    sync_threads()
-    mbarrier.expect(full[0].index(st), 0)
-    prepare_scales(landed, scales[1].index(st), TILE, 1, FP16, NW)
-    sync_threads()
-    mbarrier.expect(full[1].index(st), 0)
+    else:
+        mbarrier.wait(empty[0].index(st), phase ^ 1)
+        copy_left(start, offsets, st, places, tiles, NW)
+        async_copy.mbarrier_arrive(full[0].index(st), increment_count=False)
+        mbarrier.wait(empty[1].index(st), phase ^ 1)
+        copy_right(start, offsets, st, tiles, NW)
+        async_copy.mbarrier_arrive(full[1].index(st), increment_count=False)
+    for i in gl.static_range(2):
+        prepare_scales(landed, scales[i if TILE else 1 - i].index(st), TILE, i if TILE else 1 - i, FP16, NW)
+        sync_threads()
+        mbarrier.expect(full[i if TILE else 1 - i].index(st), 0)
 
 
 @gluon.jit
@@ -663,20 +677,26 @@ def copy_q(
 
 @gluon.jit
 def order_q(
-    q_latent, q_bf16, q_rope, mine, theirs, it, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr, FP16: gl.constexpr,
-    HB: gl.constexpr,
+    q_latent, q_bf16, q_rope, mine, FIRST: gl.constexpr, LAST: gl.constexpr, ROPE: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr
 ):
-    """Bring them in the order of the fragments, where they lie, and wait for the other group's. One chunk at a time: O still counts
-    as alive, and registers are scarce."""
+    """Bring them in the order of the fragments, where they lie. Two chunks at a time: O is alive, and registers are scarce."""
     async_copy.wait_group(0)
-    for i in range(FIRST, LAST):
-        q_latent.index(i).store(in_order(q_bf16.index(i).load(q_layout(HB, False)), False, FP16, HB))
-    if ROPE:
+    for i in gl.static_range(FIRST, LAST, 2):
+        x = in_order(q_bf16.index(i).load(q_layout(HB, False)), False, FP16, HB)
+        if i + 1 < LAST:
+            y = in_order(q_bf16.index(i + 1).load(q_layout(HB, False)), False, FP16, HB)
+        elif ROPE:
+            y = in_order(q_rope.index(0).load(q_layout(HB, True)), True, FP16, HB)
+        q_latent.index(i).store(x)
+        if i + 1 < LAST:
+            q_latent.index(i + 1).store(y)
+        elif ROPE:
+            q_rope.index(0).store(y)
+    if ROPE and (LAST - FIRST) % 2 == 0:
         q_rope.index(0).store(in_order(q_rope.index(0).load(q_layout(HB, True)), True, FP16, HB))
     fence_async_shared()
     sync_threads()
     mbarrier.expect(mine, 0)
-    mbarrier.wait(theirs, it & 1)
 
 
 @gluon.jit
@@ -844,26 +864,29 @@ def chunk_fragment(raw, factor, FP16: gl.constexpr, HB: gl.constexpr):
 
 
 @gluon.jit
-def scores(tiles, scales, full, tile, z, q_latent, q_rope, STAGES: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr):
-    """S^T = K Q^T of a tile, as its halves arrive. What the next step reads is asked for before this one is multiplied."""
+def scores(
+    tiles, scales, full, tile, z, q_latent, q_rope, FIRST: gl.constexpr, STAGES: gl.constexpr, FP16: gl.constexpr, HB: gl.constexpr
+):
+    """S^T = K Q^T of a tile, as its halves arrive, from chunk FIRST on (0 or 4, the first one of a half). What the next step reads
+    is asked for before this one is multiplied."""
     st = tile % STAGES
     phase = (tile // STAGES) & 1
     p = gl.zeros([64, HB], gl.float32, scores_layout(HB))
-    mbarrier.wait(full[0].index(st), phase)
+    mbarrier.wait(full[FIRST // 4].index(st), phase)
     AHEAD: gl.constexpr = HB < 64 or V_ROPE  # else registers do not suffice, and ptxas would run every MMA by itself
     if AHEAD:
-        raw, factor = chunk_of(tiles, scales, st, 0)
+        raw, factor = chunk_of(tiles, scales, st, FIRST)
     for i in gl.static_range(CHUNKS):
         if not AHEAD:
-            if i == 4:
-                mbarrier.wait(full[1].index(st), phase)
-            raw, factor = chunk_of(tiles, scales, st, i)
+            if i > 0 and (i + FIRST) % CHUNKS == 4 - FIRST:
+                mbarrier.wait(full[1 - FIRST // 4].index(st), phase)
+            raw, factor = chunk_of(tiles, scales, st, (i + FIRST) % CHUNKS)
         x = chunk_fragment(raw, factor, FP16, HB)
         if AHEAD and i + 1 < CHUNKS:
-            if i == 3:
-                mbarrier.wait(full[1].index(st), phase)
-            raw, factor = chunk_of(tiles, scales, st, i + 1)
-        p = warpgroup_mma(x, q_latent.index(z + i).permute((1, 0)), p, use_acc=i > 0, is_async=True)
+            if (i + 1 + FIRST) % CHUNKS == 4 - FIRST:
+                mbarrier.wait(full[1 - FIRST // 4].index(st), phase)
+            raw, factor = chunk_of(tiles, scales, st, (i + 1 + FIRST) % CHUNKS)
+        p = warpgroup_mma(x, q_latent.index(z + (i + FIRST) % CHUNKS).permute((1, 0)), p, use_acc=i > 0, is_async=True)
         p = warpgroup_mma_wait(1, deps=[p])
     x = tiles[ROPE_TILE].index(st).load(rope_layout()).reshape([8, 2, 2, 2, 2, 4, 2, 2, 2])
     x = x.permute((0, 2, 3, 1, 4, 6, 7, 5, 8)).reshape([64, 64])
@@ -922,8 +945,9 @@ def values(tile, scales, p, acc, keep, empty, raw, first, second, FP16: gl.const
         x = step_fragment(raw, first, second, 64, FP16, HB)
         if i < 3:
             raw, first, second = step_of(tile, scales, i + 1, 0, 64, FP16)
+        if i > 0:  # with two steps under way the two groups' products get in each other's way: 81 cycles each instead of 66
+            acc = warpgroup_mma_wait(0, deps=[acc])
         acc = warpgroup_mma(x, p.slice(16 * i, 16, dim=0), acc, use_acc=keep if i == 0 else True, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=[acc])
     sync_threads()
     mbarrier.expect(empty, 0)
     return warpgroup_mma_wait(0, deps=[acc])
@@ -1079,7 +1103,7 @@ def inverse(l, m, sinks, SPLIT: gl.constexpr):
     total = l
     if not SPLIT:
         total = l + gl.exp2(sinks * LOG2E - m)
-    return gl.where(l == 0.0, 0.0, 1.0 / total)
+    return gl.where(l == 0.0, 0.0, rough_inverse(total))
 
 
 @gluon.jit
@@ -1114,12 +1138,12 @@ def left_group(
     lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h, q_stride_b, q_stride_s, q_stride_h,
     splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
-    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-    m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
-    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s_buf,
+    m0_buf, m1_buf, a_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
+    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, free_s1, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
-    SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
+    SHARE: gl.constexpr = not FP16  # P meets values in bf16
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
     KL: gl.constexpr = kept_layout(HB, LEAN)
@@ -1144,16 +1168,16 @@ def left_group(
     j = 0  # pair of the item
     it = 0  # items so far
     g = 0  # pairs so far
-    order_q(q_latent, q_bf16, q_rope, half_q_l, half_q_r, 0, 0, 4, False, FP16, HB)
+    order_q(q_latent, q_bf16, q_rope, half_q_l, 0, 4, False, FP16, HB)
+    mbarrier.wait(half_q_r, 0)
     while item < n_items:
         # Always 0, which the compiler cannot prove: buffers indexed with it have descriptors that vary in the loop, so that
         # they are not hoisted out of it, dozens of 64 bits each, and spilled.
         z = g >> 30
         st0 = (2 * g) % STAGES
-        st1 = (2 * g + 1) % STAGES
         last = j + 1 == n
         # ---- tile 0: scores, softmax, publish
-        p = scores(tiles, scales, full, 2 * g, z, q_latent, q_rope, STAGES, FP16, HB)
+        p = scores(tiles, scales, full, 2 * g, z, q_latent, q_rope, 4, STAGES, FP16, HB)
         sinks = m
         if last:
             if not SPLIT:
@@ -1162,49 +1186,46 @@ def left_group(
         x = mask(p, places.index(st0), HB)
         mx = max_of(x, maxima, HB) * scale_log2
         best = gl.maximum(best, mx)
+        # ---- the maximum of the tile before, from the right group
+        mbarrier.wait(ready_s1, (g & 1) ^ 1)
+        m = gl.where(j > 0, m1_buf.load(HL), LOWEST)
         l_heads = m
-        if SHARE:
-            l_heads = l
+        if not LEAN:
+            l = times(l, gl.where(j > 0, a_buf.index(z + 1).load(HL), 1.0), BY_WARP)
+            if SHARE:
+                l_heads = l
         m0 = gl.where(mx > threshold(m, m, l_heads, SLACK, SHARE), mx, m)
         a = gl.exp2(m - m0)
-        if LEAN:
-            moved = (j > 0) & any_moved(a)
         mbarrier.wait(free_s0, (g & 1) ^ 1)
         m0_buf.store(m0)
-        a0_buf.store(a)
+        a_buf.index(z).store(a)
         s = gl.exp2(x * scale_log2 - m0_buf.load(gl.SliceLayout(0, SL))[None, :])
-        s0_buf.index(z).store(s.to(HALF))
-        if V_ROPE and FP16:
-            s0_rope.index(z).store(s.to(gl.bfloat16))
-        if LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
+        s_buf.index(z).store(s.to(HALF))
         fence_async_shared()
         sync_threads()
         mbarrier.expect(ready_s0, 0)
         if not LEAN:
-            moved = (j > 0) & any_moved(a)
-        d = start_sums(s0_buf.index(z), ones.index(z), LEAN)
-        if not LEAN:
             l = times(l, a, BY_WARP) + sum_of(s, sums, BY_WARP, HB)
-        acc = rescale(acc, a0_buf, moved, HB)
-        if not LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st0, 0, FP16)
-        acc = even_values(tiles, pair_scale, st0, s0_buf.index(z), acc, j > 0, empty, raw, first, second, 0, FP16, HB)
-        if LEAN:
-            l = l * a0_buf.load(KL) + end_sums(d)
-        # ---- tile 1, from the right group
-        mbarrier.wait(ready_s1, g & 1)
-        if LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
-        m = m1_buf.load(HL)
-        a = a1_buf.load(HL)
-        l = times(l, a1_buf.load(KL) if LEAN else a, BY_WARP)
-        acc = rescale(acc, a1_buf, any_moved(a), HB)
-        if not LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st1, 0, FP16)
-        acc = even_values(tiles, pair_scale, st1, s1_buf.index(z), acc, True, empty, raw, first, second, 0, FP16, HB)
+        # ---- values of the tile before and of tile 0, at an item's end also of tile 1. One text for all of them: what is executed
+        # in a pair should be short, since instructions are waited for, too
+        for t in range(2 * g - gl.minimum(j, 1), 2 * g + 1 + last.to(gl.int32)):
+            st = t % STAGES
+            side = t & 1
+            keep = (j > 0) | (t > 2 * g)
+            mbarrier.wait(ready_s1, g & 1, pred=t > 2 * g)
+            d = start_sums(s_buf.index(side), ones.index(z), LEAN)
+            acc = rescale(acc, a_buf.index(side), keep & any_moved(a_buf.index(side).load(HL)), HB)
+            raw, first, second = first_step(tiles, pair_scale, st, 0, FP16)
+            acc = even_values(tiles, pair_scale, st, s_buf.index(side), acc, keep, empty, raw, first, second, 0, FP16, HB)
+            if LEAN:
+                l = l * a_buf.index(side).load(KL) + end_sums(d)
+            sync_threads()
+            mbarrier.expect(free_s1, 0, pred=side == 1)
         j += 1
         if last:
+            m = m1_buf.load(HL)
+            if not LEAN:
+                l = times(l, a_buf.index(z + 1).load(HL), BY_WARP)
             if item + stride < n_items:  # this item's is read by nobody: the other group's scores have led to what was multiplied
                 copy_q(
                     q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
@@ -1217,10 +1238,12 @@ def left_group(
             finish(
                 l_heads, m, best, sinks, item, it, lse, max_logits, part_lse, part_max, lse_scale, empty_lse,
                 heads, s_q, has_lse, has_max, out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
-                max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
+                max_stride_b, max_stride_s, max_stride_h, splits, SPLIT, HB, LEAN, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
             )
             sync_threads()
             mbarrier.expect(ready_l0, 0)
+            if item + stride < n_items:
+                order_q(q_latent, q_bf16, q_rope, half_q_l, 0, 4, False, FP16, HB)
             leave(acc, inv_buf, rows_buf, part_out if SPLIT else out, 0, 256, False, SPLIT, HB)
             m = gl.full([HB], LOWEST, gl.float32, HL)
             best = gl.full([HB], LOWEST, gl.float32, HL)
@@ -1229,7 +1252,7 @@ def left_group(
             it += 1
             item += stride
             if item < n_items:
-                order_q(q_latent, q_bf16, q_rope, half_q_l, half_q_r, it, 0, 4, False, FP16, HB)
+                mbarrier.wait(half_q_r, it & 1)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
@@ -1242,20 +1265,22 @@ def left_group(
 def finish(
     l, m, best, sinks, item, it, lse, max_logits, part_lse, part_max, lse_scale, empty_lse, heads, s_q, has_lse, has_max,
     out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h, max_stride_b, max_stride_s, max_stride_h,
-    splits, SPLIT: gl.constexpr, HB: gl.constexpr, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
+    splits, SPLIT: gl.constexpr, HB: gl.constexpr, LEAN: gl.constexpr, l1_buf, best1_buf, inv_buf, rows_buf, ready_l1,
 ):
     """Writes lse and max_logits. Leaves for both groups the factors of the heads, and where their columns go: rows of the output
     or of parts, in units of 16 numbers, or -1."""
     HL: gl.constexpr = head_layout(HB)
     mbarrier.wait(ready_l1, it & 1)
-    l_all = l + l1_buf.load(HL)
+    l_all = l
+    if not LEAN:
+        l_all = l + l1_buf.load(HL)
     best = gl.maximum(best, best1_buf.load(HL))
     inv = inverse(l_all, m, sinks, SPLIT)
     token, split, block = place(item, heads, splits, SPLIT, HB)
     head = block * HB + gl.arange(0, HB, HL)
     exists = head < heads
     empty = l_all == 0.0
-    lse2 = gl.where(empty, float("-inf"), m + gl.log2(l_all))
+    lse2 = gl.where(empty, float("-inf"), m + rough_log2(l_all))
     # a NaN key leaves no trace in a maximum, but it does in the sum
     top = gl.where(l_all == l_all, gl.where(best == LOWEST, float("-inf"), best), float("nan"))
     if SPLIT:
@@ -1284,15 +1309,14 @@ def right_group(
     heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len, q_stride_b, q_stride_s, q_stride_h,
     splits, n_items, first_item, stride,
     DUAL: gl.constexpr, SPLIT: gl.constexpr, HB: gl.constexpr, FP16: gl.constexpr, SLACK: gl.constexpr, STAGES: gl.constexpr,
-    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-    m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
-    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+    LEAN: gl.constexpr, q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s_buf,
+    m0_buf, m1_buf, a_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima, sums, ones,
+    half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, free_s1, ready_l0, ready_l1,
 ):
     HALF: gl.constexpr = gl.float16 if FP16 else gl.bfloat16
-    SHARE: gl.constexpr = V_ROPE or not FP16  # P meets values in bf16
+    SHARE: gl.constexpr = not FP16  # P meets values in bf16
     SL: gl.constexpr = scores_layout(HB)
     HL: gl.constexpr = head_layout(HB)
-    KL: gl.constexpr = kept_layout(HB, LEAN)
     BY_WARP: gl.constexpr = HB == 64 and not SHARE and not LEAN  # nobody looks at l before the item's end
     item = first_item
     copy_q(
@@ -1314,14 +1338,14 @@ def right_group(
     j = 0
     it = 0
     g = 0
-    order_q(q_latent, q_bf16, q_rope, half_q_r, half_q_l, 0, 4, CHUNKS, True, FP16, HB)
+    order_q(q_latent, q_bf16, q_rope, half_q_r, 4, CHUNKS, True, FP16, HB)
+    mbarrier.wait(half_q_l, 0)
     while item < n_items:
         z = g >> 30
-        st0 = (2 * g) % STAGES
         st1 = (2 * g + 1) % STAGES
         last = j + 1 == n
         # ---- scores of tile 1
-        p = scores(tiles, scales, full, 2 * g + 1, z, q_latent, q_rope, STAGES, FP16, HB)
+        p = scores(tiles, scales, full, 2 * g + 1, z, q_latent, q_rope, 0, STAGES, FP16, HB)
         x = mask(p, places.index(st1), HB)
         mx = max_of(x, maxima, HB) * scale_log2
         best = gl.maximum(best, mx)
@@ -1331,57 +1355,36 @@ def right_group(
         # ---- tile 0's maximum, from the left group; softmax of tile 1, publish
         mbarrier.wait(ready_s0, g & 1)
         m0 = m0_buf.load(HL)
-        if LEAN:
-            moved0 = (j > 0) & any_moved(a0_buf.load(HL))
         m1 = gl.where(mx > threshold(m0, m, l_heads, SLACK, SHARE), mx, m0)
         a = gl.exp2(m0 - m1)
-        if LEAN:
-            moved = any_moved(a)
+        mbarrier.wait(free_s1, (g & 1) ^ 1)
         m1_buf.store(m1)
-        a1_buf.store(a)
+        a_buf.index(z + 1).store(a)
         s = gl.exp2(x * scale_log2 - m1_buf.load(gl.SliceLayout(0, SL))[None, :])
-        s1_buf.index(z).store(s.to(HALF))
-        if V_ROPE and FP16:
-            s1_rope.index(z).store(s.to(gl.bfloat16))
-        if LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st0, 1, FP16)
+        s_buf.index(z + 1).store(s.to(HALF))
         fence_async_shared()
         sync_threads()
         mbarrier.expect(ready_s1, 0)
-        d = start_sums(s1_buf.index(z), ones.index(z), LEAN)
         if not LEAN:
-            a0 = a0_buf.load(HL)
+            a0 = a_buf.index(z).load(HL)
             l = times(l, a0 * a, BY_WARP) + sum_of(s, sums, BY_WARP, HB)
-            if last:
+        if last:
+            if not LEAN:
                 l1_buf.store(all_warps(l, sums, BY_WARP, HB))
-                best1_buf.store(best)
-                sync_threads()
-                mbarrier.expect(ready_l1, 0)
-        # ---- tile 0
-        if not LEAN:
-            moved0 = (j > 0) & any_moved(a0)
-        acc = rescale(acc, a0_buf, moved0, HB)
-        if not LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st0, 1, FP16)
-        acc = even_values(tiles, pair_scale, st0, s0_buf.index(z), acc, j > 0, empty, raw, first, second, 1, FP16, HB)
-        if LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st1, 1, FP16)
-        if LEAN:
-            l = l * (a0_buf.load(KL) * a1_buf.load(KL)) + end_sums(d)
-            if last:
-                l1_buf.store(l)
-                best1_buf.store(best)
-                sync_threads()
-                mbarrier.expect(ready_l1, 0)
-        sync_threads()
-        mbarrier.expect(free_s0, 0)
-        # ---- tile 1
-        if not LEAN:
-            moved = any_moved(a)
-        acc = rescale(acc, a1_buf, moved, HB)
-        if not LEAN:
-            raw, first, second = first_step(tiles, pair_scale, st1, 1, FP16)
-        acc = even_values(tiles, pair_scale, st1, s1_buf.index(z), acc, True, empty, raw, first, second, 1, FP16, HB)
+            best1_buf.store(best)
+            sync_threads()
+            mbarrier.expect(ready_l1, 0)
+        # ---- values of both tiles
+        for t in range(2 * g, 2 * g + 2):
+            st = t % STAGES
+            side = t & 1
+            keep = (j > 0) | (side == 1)
+            moved = keep & any_moved(a_buf.index(side).load(HL))
+            acc = rescale(acc, a_buf.index(side), moved, HB)
+            raw, first, second = first_step(tiles, pair_scale, st, 1, FP16)
+            acc = even_values(tiles, pair_scale, st, s_buf.index(side), acc, keep, empty, raw, first, second, 1, FP16, HB)
+            sync_threads()
+            mbarrier.expect(free_s0, 0, pred=side == 0)
         m = m1
         j += 1
         if last:
@@ -1390,7 +1393,7 @@ def right_group(
                     q, item + stride, heads, s_q, q_stride_b, q_stride_s, q_stride_h, splits, q_bf16, q_rope,
                     4, CHUNKS, True, SPLIT, HB,
                 )
-                sync_threads()  # else Triton has it before every product that reads Q
+                order_q(q_latent, q_bf16, q_rope, half_q_r, 4, CHUNKS, True, FP16, HB)
             mbarrier.wait(ready_l0, it & 1)
             to = part_out if SPLIT else out
             leave(acc, inv_buf, rows_buf, to, 256, 256, False, SPLIT, HB)
@@ -1401,7 +1404,7 @@ def right_group(
             it += 1
             item += stride
             if item < n_items:
-                order_q(q_latent, q_bf16, q_rope, half_q_r, half_q_l, it, 4, CHUNKS, True, FP16, HB)
+                mbarrier.wait(half_q_l, it & 1)
             _, _, _, _, n = span(next_length, next_extra, item, topk, extra_topk, heads, splits, DUAL, SPLIT, HB)
             next_length, next_extra = load_lengths(
                 lengths, extra_lengths, item + stride, n_items, topk, extra_topk, len_per, has_len, has_extra_len, heads, splits,
@@ -1462,7 +1465,7 @@ def attention_kernel(
     R_RIGHT: gl.constexpr,  # registers per thread of the right group and of the producer; the left group has what is left
     R_PRODUCER: gl.constexpr,
     SLACK: gl.constexpr,  # growth in log2 that a column's maximum must have to be taken up
-    LEAN: gl.constexpr,  # for 64 heads, FP16 and values that are all fp8: sums of P by MMA, the first values read early
+    LEAN: gl.constexpr,  # for 64 heads and FP16: sums of P by MMA, all of them in the left group
 ):
     if SPLIT:
         release_dependents()
@@ -1482,26 +1485,19 @@ def attention_kernel(
     to_fill = (left, right, rope)
     tiles = (left, right, rope_16)
     halves = left
-    s0_buf = gl.allocate_shared_memory(HALF, [1, 64, HB], PROBS)
-    s1_buf = gl.allocate_shared_memory(HALF, [1, 64, HB], PROBS)
-    s0_rope = s0_buf
-    s1_rope = s1_buf
-    if V_ROPE and FP16:
-        s0_rope = gl.allocate_shared_memory(gl.bfloat16, [1, 64, HB], PROBS)
-        s1_rope = gl.allocate_shared_memory(gl.bfloat16, [1, 64, HB], PROBS)
+    s_buf = gl.allocate_shared_memory(HALF, [2, 64, HB], PROBS)
     m0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     m1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     l1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     best1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     inv_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
     rows_buf = gl.allocate_shared_memory(gl.int32, [HB], VECTOR)
-    a0_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
-    a1_buf = gl.allocate_shared_memory(gl.float32, [HB], VECTOR)
+    a_buf = gl.allocate_shared_memory(gl.float32, [2, HB], VECTOR)
     maxima0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     maxima1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums0 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
     sums1 = gl.allocate_shared_memory(gl.float32, [4, HB], PLANE)
-    ones = s0_buf
+    ones = s_buf
     if LEAN:
         ones = gl.allocate_shared_memory(HALF, [1, 8, 64], TILE)
         ones.index(0).store(gl.full([8, 64], 1.0, HALF, gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])))
@@ -1526,6 +1522,7 @@ def attention_kernel(
     ready_s0 = new_barrier(1)
     ready_s1 = new_barrier(1)
     free_s0 = new_barrier(1)
+    free_s1 = new_barrier(1)
     ready_l0 = new_barrier(1)
     ready_l1 = new_barrier(1)
 
@@ -1542,17 +1539,17 @@ def attention_kernel(
                 out_stride_b, out_stride_s, out_stride_h, lse_stride_b, lse_stride_s, lse_stride_h,
                 max_stride_b, max_stride_s, max_stride_h,
                 q_stride_b, q_stride_s, q_stride_h, splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
-                q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s0_buf, s0_rope, s1_buf,
-                m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima0, sums0, ones,
-                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+                q_latent, q_bf16, q_rope, tiles, places, scales, pair_scale, s_buf,
+                m0_buf, m1_buf, a_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima0, sums0, ones,
+                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, free_s1, ready_l0, ready_l1,
             )),
             (right_group, (
                 q, lengths, extra_lengths, out, part_out, scale_log2,
                 n_heads, s_q, topk, extra_topk, len_per, has_len, has_extra_len,
                 q_stride_b, q_stride_s, q_stride_h, splits, n_items, first_item, stride, DUAL, SPLIT, HB, FP16, SLACK, STAGES, LEAN,
-                q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s0_buf, s0_rope, s1_buf, s1_rope,
-                m0_buf, a0_buf, m1_buf, a1_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima1, sums1, ones,
-                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, ready_l0, ready_l1,
+                q_latent, q_bf16, q_rope, tiles, halves, places, scales, pair_scale, s_buf,
+                m0_buf, m1_buf, a_buf, l1_buf, best1_buf, inv_buf, rows_buf, maxima1, sums1, ones,
+                half_q_l, half_q_r, full, empty, ready_s0, ready_s1, free_s0, free_s1, ready_l0, ready_l1,
             )),
             (producer, (
                 q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths,

@@ -16,6 +16,8 @@ partitions:
                that is not valid is never read. Its place takes a copy of a valid row of the item (its P is 0, so that the
                copy counts nothing; where that row holds NaN the output does too), or zeros as long as the item has shown
                none.
+               There is room for one quarter more: the first 128 dims of tile 0 have two buffers, so that those of the next
+               pair come while this pair is still read.
   left group   S0 = softmax(Q K0^T), holds O[:, :256]:  O += S0 V0 (S0 from registers), O += S1 V1 (S1 from shared memory)
   right group  S1 = softmax(Q K1^T), holds O[:, 256:]:  O += S0 V0 (S0 from shared memory), O += S1 V1 (S1 from registers)
 
@@ -56,7 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws"
 LAYOUT = 'bf16_d512'
 ARCH = 'sm90'
-TEMPLATE_HASH = '93dc0bdfafba92ca'
+TEMPLATE_HASH = 'd1a520c238f102a2'
 TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -80,6 +82,7 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 ACC = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 PROBS = gl.constexpr(gl.DotOperandLayout(0, ACC, 2))
 ROW = gl.constexpr(gl.SliceLayout(1, SCORES))
+QUARTER = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))  # of 128 columns: two are the left group's output
 OUT_ROW = gl.constexpr(gl.SliceLayout(1, ACC))
 OUT_COL = gl.constexpr(gl.SliceLayout(0, ACC))
 # The columns of SCORES as [word, bit], both words of validity bits in every thread.
@@ -115,6 +118,26 @@ def rescale(acc, factor):
     f = gl.convert_layout(factor, OUT_ROW)[:, None]
     return gl.inline_asm_elementwise(
         _RESCALE, _RESCALE_OPERANDS, [acc, gl.broadcast(f, acc)[0]], dtype=gl.float32, is_pure=True, pack=128
+    )
+
+
+# The same for two accumulators of 128 columns, whose rows have the same factors.
+_RESCALE_2 = gl.constexpr(
+    "{ .reg .pred p, q; setp.neu.f32 p, $256, 0f3F800000; setp.neu.f32 q, $258, 0f3F800000; or.pred p, p, q; "
+    "vote.sync.any.pred p, p, 0xffffffff; @!p bra.uni SKIP; "
+    + " ".join(f"mul.f32 ${i}, ${i}, ${256 + i % 64};" for i in range(128))
+    + " SKIP: }"
+)
+_RESCALE_2_OPERANDS = gl.constexpr(",".join(["=f"] * 128 + [str(i) for i in range(128)] + ["f"] * 64))
+
+
+@gluon.jit
+def rescale_2(acc_a, acc_b, factor):
+    """Both times factor[:, None]; skipped by warps whose factors are all 1."""
+    f = gl.convert_layout(factor, gl.SliceLayout(1, QUARTER))[:, None]
+    return gl.inline_asm_elementwise(
+        _RESCALE_2, _RESCALE_2_OPERANDS, [acc_a, acc_b, gl.broadcast(f, acc_a)[0]], dtype=(gl.float32, gl.float32),
+        is_pure=True, pack=64,
     )
 
 
@@ -219,13 +242,14 @@ def gather(base, row, valid, D0: gl.constexpr, WIDTH: gl.constexpr, buf, MASKED:
 
 @gluon.jit
 def copy_pair(
-    kv, row0, valid0, row1, valid1, keys, slots, follow, short, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+    kv, row0, valid0, row1, valid1, keys, slots, follow, short, phase,
+    k0_a, k0_b, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, MASKED: gl.constexpr,
 ):
     """Both tiles of a pair, in the order in which the halves become free. `short`: only tile 0 is there, and nobody reads the other
     halves; what they wait for comes all the same, so that each barrier has one phase per pair."""
     mbarrier.wait(free_0l, phase)
-    gather(kv, row0, valid0, 0, 256, k0_l.index(0), MASKED)
+    gather(kv, row0, valid0, 128, 128, k0_b.index(0), MASKED)  # the dims before these: see the producer
     async_copy.mbarrier_arrive(full_0l, increment_count=False)
     mbarrier.wait(free_0r, phase)
     gather(kv, row0, valid0, 256, 256, k0_r.index(0), MASKED)
@@ -303,7 +327,7 @@ def producer(
     q, kv, indices, lengths, heads, s_q, topk, slots, len_per, has_len, kv_stride,
     q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
     SPLIT: gl.constexpr, PREFETCH_L2: gl.constexpr, PREFETCH_ROWS: gl.constexpr, DYNAMIC: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+    q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     free_ql, free_qr, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
 ):
     item = first_item
@@ -329,6 +353,19 @@ def producer(
     while item < n_items:
         phase = (g & 1) ^ 1
         if j == 0:
+            spare = -1
+        valid0 = (row0 >= 0) & (row0 < slots)
+        valid1 = (row1 >= 0) & (row1 < slots)
+        spare = gl.where((lead >= 0) & (lead < slots), lead, spare)
+        offset0 = gl.where(valid0, row0, spare).to(gl.int64) * kv_stride
+        offset1 = gl.where(valid1, row1, spare).to(gl.int64) * kv_stride
+        # The first 128 dims of tile 0 have two buffers, which pairs use in turns: free_0l of the pair before the last was waited for
+        # when the last one was copied. Nothing is waited for here, so that they come before Q.
+        if spare >= 0:
+            gather(kv, offset0, valid0, 0, 128, k0_a.index(g & 1), False)
+        else:
+            gather(kv, offset0, valid0, 0, 128, k0_a.index(g & 1), True)
+        if j == 0:
             mbarrier.wait(free_ql, (it & 1) ^ 1)
             head = block * 64 + gl.arange(0, 64, gl.SliceLayout(1, GATHER))
             q_offset = head.to(gl.int64) * q_stride_h
@@ -338,12 +375,6 @@ def producer(
             if ROPE > 0:
                 gather(q_row, q_offset, head < heads, 512, 64, q_x.index(0), True)
             it += 1
-            spare = -1
-        valid0 = (row0 >= 0) & (row0 < slots)
-        valid1 = (row1 >= 0) & (row1 < slots)
-        spare = gl.where((lead >= 0) & (lead < slots), lead, spare)
-        offset0 = gl.where(valid0, row0, spare).to(gl.int64) * kv_stride
-        offset1 = gl.where(valid1, row1, spare).to(gl.int64) * kv_stride
         used = keys
         short = length - pos <= 64
         if PREFETCH_L2:
@@ -372,13 +403,13 @@ def producer(
         if spare >= 0:  # the usual case
             copy_pair(
                 kv, offset0, valid0, offset1, valid1, used, slots, follow, short, phase,
-                k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+                k0_a, k0_b, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, False,
             )
         else:
             copy_pair(
                 kv, offset0, valid0, offset1, valid1, used, slots, follow, short, phase,
-                k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+                k0_a, k0_b, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, True,
             )
         if PREFETCH_ROWS:
@@ -404,11 +435,12 @@ def scores(q_half, k_half, p, use_acc, full, phase, pred, FENCE: gl.constexpr):
 
 @gluon.jit
 def scores_of_0(
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase, z, pred, FENCE: gl.constexpr
+    q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase, z, pred, FENCE: gl.constexpr
 ):
     """The scores of tile 0, in flight, its validity bits, and what follows the pair."""
     p = gl.zeros([64, 64], gl.float32, SCORES)
-    p = scores(q_l.index(z), k0_l.index(z), p, False, full_0l, phase, pred, FENCE)
+    p = scores(q_l.index(z).slice(0, 128, dim=1), k0_a.index(phase), p, False, full_0l, phase, pred, FENCE)
+    p = warpgroup_mma(q_l.index(z).slice(128, 128, dim=1), k0_b.index(z).permute((1, 0)), p, is_async=True)
     p = scores(q_r.index(z), k0_r.index(z), p, True, full_0r, phase, pred, FENCE)
     if ROPE > 0:
         p = warpgroup_mma(q_x.index(z), k0_x.index(z).permute((1, 0)), p, is_async=True)
@@ -486,6 +518,18 @@ def stage(acc, inv, half, free):
 
 
 @gluon.jit
+def stage_2(acc_a, acc_b, inv, half, free):
+    """The same of two accumulators of 128 columns."""
+    factor = gl.convert_layout(inv, gl.SliceLayout(1, QUARTER))[:, None]
+    half.slice(0, 128, dim=1).store((acc_a * factor).to(gl.bfloat16))
+    half.slice(128, 128, dim=1).store((acc_b * factor).to(gl.bfloat16))
+    x = half.load(LEAVE)
+    sync_threads()
+    mbarrier.expect(free, 0)
+    return x
+
+
+@gluon.jit
 def leave(x, out, offset, item, out_stride_h, heads, D0: gl.constexpr):
     """Staged rows to the output, which nobody reads soon: .cs, so that they leave the L2 before rows of K do."""
     _, _, block = place(item, heads, 1, False)
@@ -508,26 +552,41 @@ def leave_part(acc, inv, part_out, part, item, heads, splits, D0: gl.constexpr):
 
 
 @gluon.jit
+def leave_part_2(acc_a, acc_b, inv, part_out, part, item, heads, splits):
+    """The same of the left group's two accumulators of 128 columns."""
+    _, _, block = place(item, heads, splits, True)
+    head = block * 64 + gl.arange(0, 64, gl.SliceLayout(1, QUARTER))
+    col = gl.arange(0, 128, gl.SliceLayout(0, QUARTER))
+    factor = gl.convert_layout(inv, gl.SliceLayout(1, QUARTER))
+    written = (head < heads) & (factor != 0.0)
+    at = part_out + (((part + head) * D_V)[:, None] + col[None, :])
+    gl.store(at, acc_a * factor[:, None], mask=written[:, None])
+    gl.store(at + 128, acc_b * factor[:, None], mask=written[:, None])
+
+
+@gluon.jit
 def left_group(
     sink, out, lse, part_out, part_lse, scale_log2, lse_scale, empty_lse,
     heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
     lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
     SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FIRST_SUM: gl.constexpr, QK_FIRST: gl.constexpr,
     FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0, follow_buf, start_buf,
+    q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf,
+    bits0, follow_buf, start_buf,
     free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
     m = gl.full([64], LOWEST, gl.float32, ROW)
     best = gl.full([64], LOWEST, gl.float32, ROW)
     l = gl.zeros([64], gl.float32, ROW)
-    acc = gl.zeros([64, 256], gl.float32, ACC)
+    acc_a = gl.zeros([64, 128], gl.float32, QUARTER)
+    acc_b = gl.zeros([64, 128], gl.float32, QUARTER)
     begun = False  # whether O holds something
     it = 0  # items so far
     g = 0  # pairs so far
     # scores of the first tile 0; later ones are issued one pair ahead, at the end of the loop body
     p, bits, follow = scores_of_0(
-        q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, 0, 0, item < n_items, FENCE
+        q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, 0, 0, item < n_items, FENCE
     )
     p = warpgroup_mma_wait(0, deps=[p])
     x = mask(p, bits)
@@ -559,17 +618,19 @@ def left_group(
         fence_async_shared()
         sync_threads()
         mbarrier.expect(ready_s0, 0)
-        acc = rescale(acc, a)
-        acc = warpgroup_mma(gl.convert_layout(sb, PROBS), k0_l.index(z), acc, use_acc=begun, is_async=True)
+        acc_a, acc_b = rescale_2(acc_a, acc_b, a)
+        probs = gl.convert_layout(sb, PROBS)
+        y_b = warpgroup_mma(probs, k0_b.index(z), acc_b, use_acc=begun, is_async=True)
+        y_a = warpgroup_mma(probs, k0_a.index(phase), acc_a, use_acc=begun, is_async=True)
         l = l * a + gl.sum(s, 1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        acc_a, acc_b = warpgroup_mma_wait(0, deps=[y_a, y_b])
         sync_threads()
         mbarrier.expect(free_0l, 0)
         # ---- tile 1, from the right group
         mbarrier.wait(ready_s1, phase)
         m = m1_buf.load(ROW)
         a = gl.exp2(m0 - m)
-        acc = rescale(acc, a)
+        acc_a, acc_b = rescale_2(acc_a, acc_b, a)
         l = l * a
         # what the end of an item needs besides O
         inv = m
@@ -584,8 +645,9 @@ def left_group(
                 out_stride_b, out_stride_s, lse_stride_b, lse_stride_s, lse_stride_h, splits, SPLIT, l1_buf, ready_l1,
             )
         if follow >= SAME_ITEM:  # the pair has a tile 1
-            acc = warpgroup_mma(s1_buf.index(z), k1_l.index(z), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            v_a = warpgroup_mma(s1_buf.index(z), k1_l.index(z).slice(0, 128, dim=1), acc_a, is_async=True)
+            v_b = warpgroup_mma(s1_buf.index(z), k1_l.index(z).slice(128, 128, dim=1), acc_b, is_async=True)
+            acc_a, acc_b = warpgroup_mma_wait(0, deps=[v_a, v_b])
         # ---- the rows of a finished item, and the scores of the next tile 0 (after the very last pair: not used)
         following = next_item(follow)
         more = following < n_items
@@ -593,36 +655,39 @@ def left_group(
             sync_threads()
             mbarrier.expect(free_1l, 0)
             if last:
-                leave_part(acc, inv, part_out, offset, item, heads, splits, 0)
-                acc = gl.zeros([64, 256], gl.float32, ACC)
+                leave_part_2(acc_a, acc_b, inv, part_out, offset, item, heads, splits)
+                acc_a = gl.zeros([64, 128], gl.float32, QUARTER)
+                acc_b = gl.zeros([64, 128], gl.float32, QUARTER)
             p_next, bits, next_follow = scores_of_0(
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
             )
         elif QK_FIRST:
             if last:
                 # once the rows are in registers and the half is free, the scores may come first
-                rows = stage(acc, inv, k1_l.index(z), free_1l)
+                rows = stage_2(acc_a, acc_b, inv, k1_l.index(z), free_1l)
                 p_next, bits, next_follow = scores_of_0(
-                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                    q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
                 )
                 leave(rows, out, offset, item, out_stride_h, heads, 0)
                 # The sums of the next item do not read these zeros, but a value that stays alive would take the registers.
-                acc = gl.zeros([64, 256], gl.float32, ACC)
+                acc_a = gl.zeros([64, 128], gl.float32, QUARTER)
+                acc_b = gl.zeros([64, 128], gl.float32, QUARTER)
             else:
                 sync_threads()
                 mbarrier.expect(free_1l, 0)
                 p_next, bits, next_follow = scores_of_0(
-                    q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                    q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
                 )
         else:
             if last:
-                leave(stage(acc, inv, k1_l.index(z), free_1l), out, offset, item, out_stride_h, heads, 0)
-                acc = gl.zeros([64, 256], gl.float32, ACC)
+                leave(stage_2(acc_a, acc_b, inv, k1_l.index(z), free_1l), out, offset, item, out_stride_h, heads, 0)
+                acc_a = gl.zeros([64, 128], gl.float32, QUARTER)
+                acc_b = gl.zeros([64, 128], gl.float32, QUARTER)
             else:
                 sync_threads()
                 mbarrier.expect(free_1l, 0)
             p_next, bits, next_follow = scores_of_0(
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
+                q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, bits0, follow_buf, full_0l, full_0r, phase ^ 1, z, more, FENCE
             )
         begun = not last
         if last:
@@ -853,7 +918,8 @@ def attention_kernel(
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     q_l = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
     q_r = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
-    k0_l = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
+    k0_a = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], HALF)  # left halves of tile 0: pairs in turns
+    k0_b = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 128], HALF)
     k0_r = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
     k1_l = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
     k1_r = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], HALF)
@@ -904,8 +970,8 @@ def attention_kernel(
                 n_heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
                 lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
                 SPLIT, SLACK, SHARE, FIRST_SUM, QK_FIRST, FENCE,
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0,
-                follow_buf, start_buf,
+                q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf,
+                bits0, follow_buf, start_buf,
                 free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (right_group, (
@@ -921,7 +987,7 @@ def attention_kernel(
                 q, kv, indices, lengths, n_heads, s_q, topk, slots, len_per, has_len, page_stride,
                 q_stride_b, q_stride_s, q_stride_h, idx_stride_b, idx_stride_s, counter, splits, n_items, first_item, stride,
                 SPLIT, PREFETCH_L2, PREFETCH_ROWS, DYNAMIC,
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+                q_l, q_r, q_x, k0_a, k0_b, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
                 free_ql, free_qr, full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r,
             )),
         ],

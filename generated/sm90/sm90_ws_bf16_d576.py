@@ -56,7 +56,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 FAMILY = "sm90_ws"
 LAYOUT = 'bf16_d576'
 ARCH = 'sm90'
-TEMPLATE_HASH = '93dc0bdfafba92ca'
+TEMPLATE_HASH = 'd1a520c238f102a2'
 TRITON_RANGE = ('3.6', '4.0')
 
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -219,7 +219,8 @@ def gather(base, row, valid, D0: gl.constexpr, WIDTH: gl.constexpr, buf, MASKED:
 
 @gluon.jit
 def copy_pair(
-    kv, row0, valid0, row1, valid1, keys, slots, follow, short, phase, k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
+    kv, row0, valid0, row1, valid1, keys, slots, follow, short, phase,
+    k0_l, k0_r, k0_x, k1_l, k1_r, k1_x, bits, follow_buf,
     full_0l, full_0r, full_1l, full_1r, free_0l, free_0r, free_1l, free_1r, MASKED: gl.constexpr,
 ):
     """Both tiles of a pair, in the order in which the halves become free. `short`: only tile 0 is there, and nobody reads the other
@@ -514,7 +515,8 @@ def left_group(
     lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
     SPLIT: gl.constexpr, SLACK: gl.constexpr, SHARE: gl.constexpr, FIRST_SUM: gl.constexpr, QK_FIRST: gl.constexpr,
     FENCE: gl.constexpr,
-    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0, follow_buf, start_buf,
+    q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf,
+    bits0, follow_buf, start_buf,
     free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
 ):
     item = first_item
@@ -904,8 +906,8 @@ def attention_kernel(
                 n_heads, s_q, has_sink, has_lse, out_stride_b, out_stride_s, out_stride_h,
                 lse_stride_b, lse_stride_s, lse_stride_h, splits, n_items, first_item,
                 SPLIT, SLACK, SHARE, FIRST_SUM, QK_FIRST, FENCE,
-                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf, bits0,
-                follow_buf, start_buf,
+                q_l, q_r, q_x, k0_l, k0_r, k0_x, k1_l, s0_buf, s1_buf, m0_buf, m1_buf, l0_buf, l1_buf, best0_buf,
+                bits0, follow_buf, start_buf,
                 free_ql, full_0l, full_0r, free_0l, free_1l, ready_s0, ready_s1, ready_l0, ready_l1,
             )),
             (right_group, (
