@@ -215,9 +215,8 @@ def sanitizer_cases(device: str = "cpu") -> list[VerifyCase]:
         specs += [replace(many, layout="v4", topk=128, extra_topk=512, extra_page=64, extra_slots=900, heads=32)]
         specs += [replace(many, layout="v32", topk=2048, heads=128, tokens=tokens) for tokens in (2, 16, 150)]
         specs += [replace(many, layout="v32", topk=2048, heads=64, tokens=16)]
-        specs += [
-            replace(many, layout="v4", topk=128, extra_topk=512, extra_page=64, extra_slots=900, tokens=16, page=256)
-        ]
+        some = replace(many, layout="v4", topk=128, extra_topk=512, extra_page=64, extra_slots=900, page=256)
+        specs += [replace(some, tokens=tokens) for tokens in (16, 24)]
     return [verify_case("sanitizer", spec) for spec in specs]
 
 
