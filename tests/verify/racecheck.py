@@ -1,6 +1,6 @@
 """compute-sanitizer's racecheck over the sanitizer suite, a process per Hopper kernel, and what it reports by line of a module.
 
-    PYTHONPATH=.:tests python -m verify.racecheck --tool PATH/compute-sanitizer --jobs 16 --record FILE
+    PYTHONPATH=.:tests python -m verify.racecheck --tool PATH/compute-sanitizer --jobs 16 --record FILE [--resume]
     PYTHONPATH=.:tests python -m verify.racecheck --unseen FILE
 
 Not a pytest file: CI has no GPU. The kernels run in the form that the tool can follow (`arrivals.py`), or with --as-shipped as they
@@ -9,8 +9,9 @@ merge kernels are instrumented; torch's run as they are. Options that are not kn
 
 Prints a line per process as it ends and one per pair of lines that the tool takes for a race, and keeps the record as it goes.
 Exit code: 0 nothing is reported but what was planted, and every case ran; 1 something is reported, a case failed or a planted fault
-was not reported; 3 something did not end. --unseen runs nothing: it says of which kernels of the emitted package the record has no
-clean run, and writes that into it. docs/verification.md says which version of the tool follows what.
+was not reported; 3 something did not end. --resume adds to a record, and runs only what that has not seen. --unseen runs nothing:
+it says of which kernels of the emitted package the record has no clean run, and writes that into it. docs/verification.md says
+which version of the tool follows what.
 """
 
 from __future__ import annotations
@@ -126,11 +127,15 @@ def run(line: Sequence[str], log: Path, until: float, environment: dict[str, str
 # ---------------------------------------------------------------------------------------------- the record
 
 
-def outcome(work: Work, log: Path, code: int, seconds: float) -> dict[str, Any]:
-    """What a record has of a process."""
+FORM = "every thread arrives"
+
+
+def outcome(work: Work, log: Path, code: int, seconds: float, run: int = 0) -> dict[str, Any]:
+    """What a record has of a process. `run`: which of the record's runs it belongs to."""
     text = log.read_text(errors="replace") if log.exists() else ""
     found = parsed(text)
     return {
+        "run": run,
         "kernels": [fingerprint(kernel) for kernel in work.kernels],
         "cases": [case.slug for case in work.cases],
         "passed": len(re.findall(r"^case passed ", text, re.M)),
@@ -151,21 +156,44 @@ def clean(process: dict[str, Any]) -> bool:
     return bool(ran and not process["hazards"] and not process["pairs"])
 
 
+def line_of(kernel: dict[str, Any]) -> str:
+    return f"{kernel['module']} {kernel['code']} {kernel['constants']}"
+
+
 def unseen(record: dict[str, Any], works: Sequence[Work]) -> list[str]:
-    """Kernels of a plan, as they are emitted now, of which the record has no clean run of these cases."""
+    """Kernels of a plan, as they are emitted now, of which the record has no clean run of these cases in the form for the tool."""
     seen = set()
     for process in record["processes"]:
-        if clean(process) and not process["planted"]:
-            seen |= {
-                (json.dumps(kernel, sort_keys=True), slug) for kernel in process["kernels"] for slug in process["cases"]
-            }
-    missing = []
+        if clean(process) and not process["planted"] and record["runs"][process["run"]]["form"] == FORM:
+            seen |= {(line_of(kernel), slug) for kernel in process["kernels"] for slug in process["cases"]}
+    missing = set()
     for work in works:
-        for kernel in work.kernels if not work.planted else ():
-            print_of = fingerprint(kernel)
-            if not {(json.dumps(print_of, sort_keys=True), case.slug) for case in work.cases} <= seen:
-                missing.append(f"{print_of['module']} {print_of['text']} {print_of['constants']}")
+        for kernel in () if work.planted else work.kernels:
+            line = line_of(fingerprint(kernel))
+            if not {(line, case.slug) for case in work.cases} <= seen:
+                missing.add(line)
     return sorted(missing)
+
+
+def unreported(record: dict[str, Any], works: Sequence[Work]) -> list[str]:
+    """Families of a plan of which no planted fault was reported."""
+    reported = {process["planted"] for process in record["processes"] if process["hazards"]}
+    return sorted({work.planted for work in works} - reported - {""})
+
+
+def summed_up(record: dict[str, Any], works: Sequence[Work]) -> dict[str, Any]:
+    return record | {"unseen": unseen(record, works), "unreported": unreported(record, works)}
+
+
+def left(record: dict[str, Any], works: Sequence[Work]) -> list[Work]:
+    """What is to run yet."""
+    lines, families = unseen(record, works), unreported(record, works)
+    return [
+        work
+        for work in works
+        if work.planted in families
+        or any(line_of(fingerprint(kernel)) in lines for kernel in work.kernels if not work.planted)
+    ]
 
 
 def write(record: dict[str, Any], to: Path) -> None:
@@ -187,7 +215,7 @@ def head_of(tool: str, jobs: int, shipped: bool, extra: Sequence[str]) -> dict[s
     environment = environment_here("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "tool": version[1] if version else "",
-        "form": "as shipped" if shipped else "every thread arrives",
+        "form": "as shipped" if shipped else FORM,
         "options": list(extra),
         "jobs": jobs,
         "environment": environment,
@@ -213,13 +241,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--as-shipped", action="store_true", help="the kernels as they are")
     made.add_argument("--out", type=Path, default=Path(".kgen/racecheck"), help="folder of the logs")
     made.add_argument("--record", type=Path, metavar="FILE", help="where to keep the record")
+    made.add_argument("--resume", action="store_true", help="add to the record, and run only what it has not seen")
     made.add_argument("--unseen", type=Path, metavar="FILE", help="say what this record has not seen, and run nothing")
     args, extra = made.parse_known_args(argv)
     if args.jobs < 1 or not args.budget >= 0 or not args.each >= 0:
         made.error("--jobs must be above zero, --budget and --each not below")
     if args.unseen is not None:
-        record = json.loads(args.unseen.read_text())
-        record["unseen"] = unseen(record, plan())
+        record = summed_up(json.loads(args.unseen.read_text()), plan())
         write(record, args.unseen)
         print("\n".join(record["unseen"] or ["Every kernel of the suite, as it is emitted, has a clean run."]))
         return 0
@@ -237,7 +265,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return controls(tool, args, until)
     whole = plan()
     works = [work for work in whole if re.search(args.only, work.name)]
-    record = head_of(tool, args.jobs, args.as_shipped, extra) | {"seconds": 0.0, "processes": []}
+    record: dict[str, Any] = {"runs": [], "processes": []}
+    if args.resume:
+        if args.record is None or not args.record.is_file():
+            made.error("--resume wants --record with a record that is there")
+        record = json.loads(args.record.read_text())
+        works = [work for work in works if work in left(record, whole)]
+    number = len(record["runs"])
+    record["runs"].append(head_of(tool, args.jobs, args.as_shipped, extra) | {"seconds": 0.0})
     lock, begin = threading.Lock(), time.monotonic()
 
     def one(at: int) -> dict[str, Any]:
@@ -253,15 +288,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ValueError as error:  # there is no place for the fault: the others are run all the same
             log.write_text(f"========= {error}\n")
             code, seconds = 1, 0.0
-        found = outcome(work, log, code, seconds)
+        found = outcome(work, log, code, seconds, number)
         with lock:
             record["processes"].append(found)
-            record["seconds"] = round(time.monotonic() - begin, 1)
+            mine = record["runs"][number]
+            mine["seconds"] = round(time.monotonic() - begin, 1)
             used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that have ended
-            record["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)
+            mine["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)
             if args.record is not None:
-                write(record | {"unseen": unseen(record, whole)}, args.record)
-            tell(work.name, found, record["seconds"])
+                write(summed_up(record, whole), args.record)
+            tell(work.name, found, mine["seconds"])
         return found
 
     with ThreadPoolExecutor(args.jobs) as pool:

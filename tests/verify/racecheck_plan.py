@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 import shutil
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kgen.same_code import code_digest
 from kgen.verify_cases import VerifyCase
 from kgen.verify_forms import formed_cases
 from kgen.verify_shards import KernelForm, kernels_of
@@ -122,9 +123,14 @@ def folder_of(package: str, arch: str = ARCH) -> Path:
 
 
 def fingerprint(kernel: KernelForm, package: str = "generated", arch: str = ARCH) -> dict[str, Any]:
-    """A kernel of a record: its module, that one's text, its constants and launch options."""
-    text = (folder_of(package, arch) / f"{kernel.module}.py").read_bytes()
-    return {"module": kernel.module, "text": hashlib.sha256(text).hexdigest()[:16], "constants": kernel.constants}
+    """A kernel of a record: its module, digest of that one's code (comments are none), its constants and launch options."""
+    text = (folder_of(package, arch) / f"{kernel.module}.py").read_text()
+    return {"module": kernel.module, "code": _digest(text), "constants": kernel.constants}
+
+
+@cache
+def _digest(text: str) -> str:
+    return code_digest([text])
 
 
 def planted(text: str, family: str) -> str:

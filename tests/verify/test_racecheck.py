@@ -98,8 +98,8 @@ def test_only_what_ended_and_is_clean_counts_as_clean(tmp_path: Path, text: str,
     assert found == ends
     mine = [work for work in racecheck_plan.plan() if re.search(FEW, work.name)]
     assert len(record["processes"]) == len(mine) >= 2
-    few = {f"{print_of['module']} {print_of['text']} {print_of['constants']}" for print_of in prints(mine)}
-    others = {f"{print_of['module']} {print_of['text']} {print_of['constants']}" for print_of in prints(real())} - few
+    few = set(map(racecheck.line_of, prints(mine)))
+    others = set(map(racecheck.line_of, prints(real()))) - few
     assert set(record["unseen"]) == (others if ends == 0 else others | few)  # what was not run is unseen as well
 
 
@@ -116,7 +116,7 @@ def test_a_process_that_takes_too_long_is_stopped_alone(tmp_path: Path) -> None:
     Path(tool).write_text(Path(tool).read_text().replace("cat", "case $* in *none*) ;; *) sleep 20;; esac\ncat"))
     found, record = run(tmp_path, tool, "--each", "1.5", "--jobs", "9")
     ended = {process["ended"] for process in record["processes"]}
-    assert found == 3 and ended <= {True, False} and False in ended and record["seconds"] < 15
+    assert found == 3 and ended <= {True, False} and False in ended and record["runs"][0]["seconds"] < 15
 
 
 def test_a_record_is_of_texts_and_cases(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_record_is_of_texts_and_cases(tmp_path: Path) -> None:
     mine = [work for work in racecheck_plan.plan() if re.search(FEW, work.name)]
     assert racecheck.unseen(record, mine) == []
     for process in record["processes"]:
-        process["kernels"][0]["text"] = "0" * 16
+        process["kernels"][0]["code"] = "0" * 16
     assert len(racecheck.unseen(record, mine)) == len(mine)
     _, record = run(tmp_path, stub(tmp_path, CLEAN))
     record["processes"][0]["cases"].pop()
@@ -144,6 +144,23 @@ def test_what_a_record_has_not_seen_is_written_into_it(tmp_path: Path, capsys: p
     assert capsys.readouterr().out.count("sm90_rs_fp8_v32 ") == sum(
         "sm90_rs_fp8_v32 " in line for line in record["unseen"]
     )
+
+
+def test_a_record_is_added_to(tmp_path: Path) -> None:
+    """With --resume only what had no clean run is run, as another run of the record; without it the record begins anew."""
+    tool = stub(tmp_path, CLEAN)
+    _, record = run(tmp_path, tool)
+    many = len(record["processes"])
+    record["processes"][0]["ended"] = False
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    found, record = run(tmp_path, tool, "--resume")
+    assert found == 0 and [process["run"] for process in record["processes"]] == [0] * many + [1]
+    assert [run_of["form"] for run_of in record["runs"]] == [racecheck.FORM] * 2
+    assert record["processes"][0]["kernels"] == record["processes"][-1]["kernels"]
+    for run_of in record["runs"]:
+        run_of["form"] = "as shipped"  # which says nothing of a clean kernel
+    assert len(racecheck.unseen(record, real())) == len({racecheck.line_of(kernel) for kernel in prints(real())})
+    assert len(run(tmp_path, tool)[1]["runs"]) == 1
 
 
 @pytest.mark.parametrize(("text", "ends"), [(LOG, 0), (CLEAN, 1)], ids=["reported", "not reported"])
@@ -290,6 +307,7 @@ def test_what_is_not_known_is_refused(text: str) -> None:
         (["--each", "nan"], "above zero"),
         (["--budget", "nan"], "above zero"),
         (["--controls", "no_such_program"], "is no program"),
+        (["--resume"], "a record that is there"),
     ],
 )
 def test_what_cannot_be_run_is_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,3 +346,29 @@ def test_a_cluster_initialises_no_barrier_that_it_does_not_use(
         assert unused_barriers(form, layout, splits, monkeypatch, text) == 0
         more = text.replace("    free_q = new_barrier(2)\n", "    free_q = new_barrier(2)\n    new_barrier(1)\n")
         assert unused_barriers(form, layout, splits, monkeypatch, more) == 1
+
+
+RECORD = GENERATED.parent / "bench" / "results" / "racecheck.json"
+DOCS = GENERATED.parent / "docs" / "verification.md"
+
+
+def test_the_record_says_what_it_has_not_seen() -> None:
+    """Of the package as it is emitted: other code, other constants or another case count as not seen. Where the tables have changed,
+    `python -m verify.racecheck --unseen bench/results/racecheck.json` says so in the record, and docs/verification.md must, too."""
+    record, works = json.loads(RECORD.read_text()), racecheck_plan.plan()
+    assert record == racecheck.summed_up(record, works)
+    hopper = [line for line in map(racecheck.line_of, prints(real())) if line.startswith("sm90_")]
+    missing = [line for line in record["unseen"] if line.startswith("sm90_")]
+    assert f"in {len(hopper) - len(missing)} of the suite's {len(hopper)} Hopper kernels" in DOCS.read_text()
+
+
+def test_the_record_is_clean_but_for_what_was_planted() -> None:
+    """And so it would have shown a race: of most families a planted one was reported."""
+    record = json.loads(RECORD.read_text())
+    for run_of in record["runs"]:
+        assert run_of["form"] == racecheck.FORM and run_of["environment"]["gpu"] == "NVIDIA H200"
+        assert tuple(map(int, run_of["tool"].split(".")[:2])) >= (2026, 4)  # older ones do not follow barrier.sync
+    assert not [process["pairs"] for process in record["processes"] if process["hazards"] and not process["planted"]]
+    assert sum(racecheck.clean(process) for process in record["processes"]) >= 30
+    gluon = {name for name, family in FAMILIES.items() if family.gluon}
+    assert set(record["unreported"]) < gluon and len(gluon) - len(record["unreported"]) >= 4
