@@ -353,7 +353,7 @@ DOCS = GENERATED.parent / "docs" / "verification.md"
 
 
 def test_the_record_says_what_it_has_not_seen() -> None:
-    """Of the package as it is emitted: other code, other constants or another case count as not seen. Where the tables have changed,
+    """Of the package as it is emitted: other code, other constants or another case count as not seen. Where tables have changed,
     `python -m verify.racecheck --unseen bench/results/racecheck.json` says so in the record, and docs/verification.md must, too."""
     record, works = json.loads(RECORD.read_text()), racecheck_plan.plan()
     assert record == racecheck.summed_up(record, works)
