@@ -55,16 +55,8 @@ class Work:
 
 
 def cases() -> list[VerifyCase]:
-    """The sanitizer suite, its largest cases with fewer tokens, and between its token counts one more of two caches."""
-    suite = formed_cases("sanitizer", "cuda")
-    more = [with_tokens(case, 24) for case in suite if case.spec.tokens == 16 and case.spec.extra_topk]
-    return list({case.slug: case for case in [*map(smaller, suite), *more]}.values())
-
-
-def with_tokens(case: VerifyCase, tokens: int) -> VerifyCase:
-    return replace(
-        case, spec=replace(case.spec, tokens=tokens), slug=case.slug.replace(f"-t{case.spec.tokens}-", f"-t{tokens}-")
-    )
+    """The sanitizer suite, its largest cases with fewer tokens."""
+    return [smaller(case) for case in formed_cases("sanitizer", "cuda")]
 
 
 def smaller(case: VerifyCase) -> VerifyCase:
