@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -110,6 +111,10 @@ def _named(work: Work) -> str:
 # ---------------------------------------------------------------------------------------------- emitted texts
 
 
+_PARSING = threading.Lock()
+"""One text at a time: `ast.parse` of CPython 3.11 counts its depth per interpreter, so that two threads trip over each other."""
+
+
 def folder_of(package: str, arch: str = ARCH) -> Path:
     return Path(str(importlib.import_module(package).__file__)).parent / arch
 
@@ -117,12 +122,20 @@ def folder_of(package: str, arch: str = ARCH) -> Path:
 def fingerprint(kernel: KernelForm, package: str = "generated", arch: str = ARCH) -> dict[str, Any]:
     """A kernel of a record: its module, digest of that one's code (comments are none), its constants and launch options."""
     text = (folder_of(package, arch) / f"{kernel.module}.py").read_text()
-    return {"module": kernel.module, "code": _digest(text), "constants": kernel.constants}
+    constants = kernel.constants.replace(
+        "('UPCAST', True)", "('UPCAST', False)"
+    )  # True is the interpreter's; the tool has a GPU
+    return {"module": kernel.module, "code": _digest(text), "constants": constants}
 
 
 @cache
-def _digest(text: str) -> str:
+def _digest_once(text: str) -> str:
     return code_digest([text])
+
+
+def _digest(text: str) -> str:
+    with _PARSING:
+        return _digest_once(text)
 
 
 def planted(text: str, family: str) -> str:
