@@ -22,8 +22,8 @@ NEWER = os.environ.get("KGEN_NEWER_TRITON", "")
 """A folder with a newer Triton, as `make test` provides; empty: only the installed one is tried."""
 
 SPILLED_BY_NEWER = {"bf16_d512": 40}
-"""Bytes of scalars that Triton 3.9 keeps in local memory and reads back, 9 words in a pair (docs/limits.md). Nothing is timed there;
-with 3.6, which the timings are of, no form of sm90_ws has any."""
+"""Bytes of scalars that Triton 3.9 keeps in local memory and reads back, 9 words in a pair (docs/limits.md). Nothing is timed
+there; with 3.6, which the timings are of, no form of sm90_ws has any."""
 
 SPECS = {
     "sm90_ws": (KernelSpec("sm90", "bf16_d576", 128, 2048, 0, 4096), KernelSpec("sm90", "bf16_d512", 64, 512, 0, 4)),
